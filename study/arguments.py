@@ -66,7 +66,10 @@ Improved = Annotated[
 ImprovementGoal = Annotated[
     str | None,
     Option(
-        "--goal", metavar="GOAL", help="What to raise: throughput (default), or efficiency, that of N GPUs against one."
+        "--goal",
+        metavar="GOAL",
+        help="What to improve: throughput (default), efficiency (of N GPUs against one), cost (samples per GPU-hour, "
+        "with several --gpus), or time-to-accuracy (with --epochs and --target-accuracy).",
     ),
 ]
 Budget = Annotated[

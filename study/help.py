@@ -41,6 +41,7 @@ _EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
         ("improve results/default", "what the study of that folder should change"),
         ("improve --model resnet50 --gpus 2 --budget 20m", "a model, within 20 minutes"),
         ("improve --script train.py --bind batch_per_gpu=--batch-size", "your own script"),
+        ("improve --model vgg19 --goal cost --gpus 4,1,2", "on the cheapest of these numbers of GPUs"),
     ),
     "status": (
         ("status", "the most recent folder below results/"),

@@ -202,11 +202,10 @@ STUDY_OPTIONS = (
 
 LACKS: Mapping[str, Collection[str]] = {
     "improve": (
-        "study", "case", "repeats", "goal", "epochs", "target-accuracy", "max-concurrent", "profile", "print-config",
-        "table", "price-per-gpu-hour",
+        "study", "case", "repeats", "goal", "max-concurrent", "profile", "print-config", "table",
     )
 }  # fmt: skip
-"""Options of `run` that a command does not have, by command. `improve` makes its own plan, of timed trials."""
+"""Options of `run` that a command does not have, by command. `improve` makes its own plan."""
 
 FILE_KEYS = tuple(option.name for option in STUDY_OPTIONS if option.in_file)
 

@@ -79,6 +79,14 @@ class TrialFields(DataFields):
         order=(25.0,),
         table="settings",
     )
+    first_bucket_mb: float | None = field(
+        None,
+        "communication",
+        "DDP: size of the bucket of the gradients that are ready first, MiB; none: `bucket_mb`",
+        gt=0,
+        le=10_000,
+        table="settings",
+    )
     gradient_as_bucket_view: bool = field(
         True,
         "communication",

@@ -134,7 +134,9 @@ PRECISIONS: Mapping[str, PrecisionFacts] = {
 }
 
 _BUCKETS = ("broadcast_buffers", "bucket_mb")
-_DDP = (*_BUCKETS, "gradient_as_bucket_view", "static_graph", "find_unused_parameters", "split_graph")
+_DDP = (
+    *_BUCKETS, "first_bucket_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters", "split_graph",
+)  # fmt: skip
 
 PARALLEL: Mapping[str, StrategyFacts] = {
     "none": StrategyFacts("trainables.step.parallel:none", one_rank=True),

@@ -160,6 +160,12 @@ _INVALID: tuple[Rule, ...] = (
         "or 'compile_graph'",
     ),
     Rule(
+        ("first_bucket_mb", "find_unused_parameters"),
+        lambda trial: trial.first_bucket_mb is not None and trial.find_unused_parameters,
+        "first_bucket_mb {first_bucket_mb:g} would be the size of the last bucket with find_unused_parameters, with "
+        "which DDP does not rebuild its buckets in the order of the gradients; omit one of them",
+    ),
+    Rule(
         ("activation_checkpointing", "model"),
         lambda trial: (
             trial.activation_checkpointing != "none" and bool(trial.workload or trial.model not in TOKEN_MODELS)

@@ -59,4 +59,4 @@ def improvement_rows(analysis: Analysis) -> pd.DataFrame:
     rows.append(
         {"change": "verified", "kind": "verified", "start": 0.0, "end": gain.value, "low": gain.low, "high": gain.high}
     )
-    return pd.DataFrame(rows, columns=columns).assign(goal=found.goal).astype({"low": float, "high": float})
+    return pd.DataFrame(rows, columns=columns).assign(goal=found.raised).astype({"low": float, "high": float})

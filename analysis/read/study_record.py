@@ -56,9 +56,14 @@ class LeverRow:
 
 @dataclass(frozen=True)
 class Side:
-    """Throughput and bottleneck of a configuration. share: of the step that the bottleneck takes."""
+    """Throughput and bottleneck of a configuration on so many ranks. share: of the step that the bottleneck takes.
+
+    time_to_target_s: of trainings, None for timed steps.
+    """
 
     throughput_samples_per_s: float
+    ranks: int
+    time_to_target_s: float | None
     tokens_per_sample: float | None
     bottleneck: str | None
     share: float | None
@@ -70,8 +75,9 @@ class Improvement:
     """The outcome of `improve`. measured_in: its folder, if this is the folder of the study that was improved.
 
     gain: of the verified configuration over the baseline, None if there is none yet. kept: its changes. steps: each
-    change that was added, with its gain. loss: difference from the baseline, spread of seeds, and whether it is beyond.
-    command, yaml: how to use the configuration.
+    change that was added, with its gain. loss: difference from the baseline, spread of seeds (None if unknown), and
+    whether it is beyond. price_per_gpu_hour, target_accuracy: None if not given. command, yaml: how to use the
+    configuration.
     """
 
     goal: str
@@ -90,9 +96,16 @@ class Improvement:
     gain_on_all: MeasuredGain | None
     levers: tuple[LeverRow, ...]
     steps: tuple[tuple[str, MeasuredGain], ...]
-    loss: tuple[float, float, bool] | None
+    loss: tuple[float, float | None, bool] | None
+    price_per_gpu_hour: float | None
+    target_accuracy: float | None
     command: str
     yaml: str
+
+    @property
+    def raised(self) -> str:
+        """Return what the gain is in."""
+        return _RAISED.get(self.goal, "throughput")
 
     @property
     def right_bounds(self) -> tuple[int, int]:
@@ -203,15 +216,17 @@ def _improvement(record: Any) -> Improvement | None:
         trials=int(_number(record.get("trials")) or 0),
         elapsed_s=_number(record.get("elapsed_s")) or 0.0,
         gpu_hours=_number(record.get("gpu_hours")),
-        baseline=_side(record.get("baseline")),
-        chosen=_side(record.get("chosen")),
+        baseline=_side(record.get("baseline"), record["ranks"]),
+        chosen=_side(record.get("chosen"), record["ranks"]),
         kept=_texts(record.get("kept")),
         gain=MeasuredGain.of(record.get("gain")),
         gain_on_one=MeasuredGain.of(record.get("gain_on_one")),
         gain_on_all=MeasuredGain.of(record.get("gain_on_all")),
         levers=tuple(map(_lever, _records(record.get("levers")))),
         steps=tuple((lever, gain) for lever, gain in steps if gain is not None),
-        loss=None if difference is None or spread is None else (difference, spread, loss.get("is_beyond") is True),
+        loss=None if difference is None else (difference, spread, loss.get("is_beyond") is True),
+        price_per_gpu_hour=_number(record.get("price_per_gpu_hour")),
+        target_accuracy=_number(record.get("target_accuracy")),
         command=str(use.get("command") or ""),
         yaml=str(use.get("yaml") or ""),
     )
@@ -232,14 +247,16 @@ def _lever(row: Mapping[str, Any]) -> LeverRow:
     )
 
 
-def _side(record: Any) -> Side | None:
+def _side(record: Any, ranks: int) -> Side | None:
+    """Read a side of the comparison. ranks: number of them, if it does not say."""
     value = _number(record.get("throughput_samples_per_s")) if isinstance(record, dict) else None
     if value is None or value <= 0:
         return None
     bottleneck = record.get("bottleneck")
     bottleneck = bottleneck if isinstance(bottleneck, str) else None
     tokens, share = _number(record.get("tokens_per_sample")), _number(record.get("share"))
-    return Side(value, tokens, bottleneck, share, _texts(record.get("trial_ids")))
+    own_ranks, time_to_target_s = _count(record.get("ranks")), _number(record.get("time_to_target_s"))
+    return Side(value, own_ranks or ranks, time_to_target_s, tokens, bottleneck, share, _texts(record.get("trial_ids")))
 
 
 def _ladders(listed: Any) -> Iterator[ReferenceLadder]:
@@ -271,3 +288,10 @@ def _number(value: Any) -> float | None:
 
 GOALS = ("throughput", "time-to-accuracy", "cost")
 """Units: samples per second; seconds until the target accuracy; samples per GPU-hour."""
+
+_RAISED = {
+    "efficiency": "scaling efficiency",
+    "cost": "samples per GPU-hour",
+    "time-to-accuracy": "speed to the target accuracy",
+}
+"""What the gain of `improve` is in, by goal; else throughput."""

@@ -75,10 +75,10 @@ def _content(
     """Return the form of the card, its lines and trust. chosen: subjects that the card names."""
     if not chosen and analysis.accuracy is None:
         return NOTHING, _nothing(analysis), Trust(POOR, "no trial is done")
-    if not chosen:
-        return TRAINING, _with_failures(analysis, training_lines(analysis)), trust_in_accuracy(analysis, others)
     if (searched := analysis.record.search) is not None:
         return IMPROVE, improve_lines(searched), trust_in_improvement(searched)
+    if not chosen:
+        return TRAINING, _with_failures(analysis, training_lines(analysis)), trust_in_accuracy(analysis, others)
     subject, accuracy = chosen[0], accuracy_line(analysis)
     step = [bound_by(analysis, subject), accuracy, do_next(analysis, subject)]
     if (analysis.ladder["machine"] == OURS).sum() > 1:

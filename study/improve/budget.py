@@ -12,6 +12,10 @@ LOSS_TRIALS = 1 + SEEDS
 """Most trials of the final round that only show a loss: with other seeds, and with the batch of the baseline."""
 
 
+FINAL_BREAKDOWNS = 2
+"""Trainings that the final round also runs as timed steps: baseline and result."""
+
+
 def needed(
     settings: Settings,
     evidence: Evidence,
@@ -27,20 +31,29 @@ def needed(
     used = [name for done in rounds for name in done.trial_ids]
     is_checked = rounds[-1].kind == "final" and not configurations
     losses = LOSS_TRIALS if can_compare_losses(settings) and not is_checked else 0
-    of_best = len(settings.sizes) * (configurations * GROUPS + final_groups)
-    of_baseline = len(settings.sizes) * final_groups + losses
-    trials = of_best + of_baseline
+    sizes = max(1, len(settings.compared_sizes))
+    of_best = sizes * (configurations * GROUPS + final_groups)
+    of_baseline = sizes * final_groups + losses
+    breakdowns = (FINAL_BREAKDOWNS + bool(configurations)) * settings.is_training
+    trials = of_best + of_baseline + breakdowns
     groups = final_groups + (GROUPS if configurations else 0)
     if settings.base.door != "factory":
         groups = trials  # a script needs new processes each time
     seconds = of_best * _trial_s(evidence, rounds, best) + of_baseline * _trial_s(evidence, rounds, ())
+    seconds += breakdowns * _breakdown_s(evidence, rounds)
     seconds += trials * evidence.pause_s(used) + groups * evidence.start_s(used)
     return len(used) + trials, evidence.elapsed_s(used) + seconds
 
 
 def can_compare_losses(settings: Settings) -> bool:
-    """Return True if a lever may change the arithmetic. The seed of users' own code cannot be set."""
-    return settings.base.door == "factory" and any(lever.effect == "arithmetic" for lever in settings.levers.values())
+    """Return True if a lever may change the arithmetic, and losses of several seeds can show how much they vary."""
+    is_possible = not settings.is_training and can_set_seeds(settings)
+    return is_possible and any(lever.effect == "arithmetic" for lever in settings.levers.values())
+
+
+def can_set_seeds(settings: Settings) -> bool:
+    """Return True if a trial's seed has an effect. That of a user's own code must be bound (`--bind seed=--seed`)."""
+    return settings.base.door == "factory" or "seed" in settings.base.bound_fields
 
 
 def last_round_of(configuration: Configuration, rounds: Sequence[Round]) -> Round | None:
@@ -52,4 +65,10 @@ def _trial_s(evidence: Evidence, rounds: Sequence[Round], configuration: Configu
     """Return how long a trial of a configuration took in the last round that has it."""
     last = last_round_of(configuration, rounds)
     assert last is not None
-    return evidence.trial_s([p.trial.trial_id for p in last.planned if p.configuration == configuration])
+    return evidence.trial_s([planned.trial.trial_id for planned in last.timed(configuration)])
+
+
+def _breakdown_s(evidence: Evidence, rounds: Sequence[Round]) -> float:
+    """Return how long a training takes as timed steps; 0 if none has run."""
+    names = [planned.trial.trial_id for done in rounds for planned in done.planned if planned.role == "breakdown"]
+    return evidence.trial_s(names) if names else 0.0

@@ -16,7 +16,8 @@ LONGEST_PAUSE_S = 120.0
 
 @dataclass(frozen=True)
 class Run:
-    """A finished trial. throughput_samples_per_s: of all ranks; None if the trial is not done.
+    """A finished trial. throughput_samples_per_s: of all ranks; None if the trial is not done. time_to_target_s: of a
+    training, until the end of the first epoch at its target accuracy; None if it did not reach it.
 
     started_at, duration_s: with the start of its worker group, if it is the first one there. start_s: of that start.
     """
@@ -28,6 +29,7 @@ class Run:
     duration_s: float
     reason: str = ""
     start_s: float = 0.0
+    time_to_target_s: float | None = None
 
 
 class Ratio(NamedTuple):
@@ -84,8 +86,8 @@ class Sample(NamedTuple):
     configuration: tuple[str, ...]
     world_size: int
     block: str
-    throughput: float
-    """samples/s"""
+    speed: float
+    """samples/s, or what else is to be raised"""
 
 
 def ratio(
@@ -95,17 +97,16 @@ def ratio(
     confidence: float = CONFIDENCE,
     blocks: Collection[str] | None = None,
 ) -> Ratio:
-    """Return the ratio of throughputs of two configurations on as many ranks as `sizes` has; NaN if unknown.
+    """Return the ratio of the speeds of two configurations; NaN if unknown.
 
-    sizes: one number of ranks, or two: then the ratio is that of throughput on the second / throughput on the first,
-    so of scaling efficiencies. blocks: those that count, see
-    `paired_ratio`; None for all.
+    sizes: a number of ranks, or none if each configuration has one; or two: then the ratio is that of speed on the
+    second / speed on the first, so of scaling efficiencies. blocks: those that count, see `paired_ratio`; None for all.
     """
     values, estimates = _estimated(tuple(samples), sizes)
     names = ("+".join(pair[0]), "+".join(pair[1]))
     if not set(names) <= {*estimates.index}:
         return Ratio(*(float("nan"),) * 3)
-    return Ratio(*paired_ratio(values, estimates, names, "throughput", confidence, blocks))
+    return Ratio(*paired_ratio(values, estimates, names, "speed", confidence, blocks))
 
 
 @functools.lru_cache(maxsize=64)
@@ -113,10 +114,10 @@ def _estimated(samples: tuple[Sample, ...], sizes: tuple[int, ...]) -> tuple[pd.
     """Return the values that are compared, one row per run or, of efficiencies, per block, and their estimates."""
     frame = pd.DataFrame(samples, columns=Sample._fields).rename(columns={"block": "worker_group"})
     frame["configuration"] = ["+".join(names) for names in frame["configuration"]]
-    values = frame[frame["world_size"] == sizes[-1]]
+    values = frame[frame["world_size"] == sizes[-1]] if sizes else frame
     if len(sizes) > 1:
         keys = ["configuration", "worker_group"]
-        per_group = frame.groupby([*keys, "world_size"])["throughput"].mean().unstack("world_size")
+        per_group = frame.groupby([*keys, "world_size"])["speed"].mean().unstack("world_size")
         per_group = per_group.reindex(columns=list(sizes)).dropna()
-        values = (per_group[sizes[1]] / per_group[sizes[0]]).rename("throughput").reset_index()
-    return values, log_estimates(values, "configuration", "throughput")
+        values = (per_group[sizes[1]] / per_group[sizes[0]]).rename("speed").reset_index()
+    return values, log_estimates(values, "configuration", "speed")

@@ -4,11 +4,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from study.improve.lever import Change, Effect, Lever, Machine, changed_fields
-from trainables.registry import DECODERS, MODELS, PARALLEL, STORAGES
+from trainables.registry import DECODERS, MODELS, OPTIMIZERS, PARALLEL, STORAGES
 from trainables.rule import data
 from trainables.trial import Trial
 
 BATCH_FACTOR = 2
+
+FIRST_BUCKET_MB = 1.0
+"""DDP's own size of the first bucket if it is given none for the others (`_DEFAULT_FIRST_BUCKET_BYTES` in torch)"""
 
 _COPIES_SLOWLY = "the step must not depend on values that Python reads from the device"
 
@@ -115,6 +118,13 @@ def _buckets(factor: float) -> Change:
     return change
 
 
+def _first_bucket(trial: Trial, machine: Machine) -> Mapping[str, Any] | None:
+    """Send the first gradients before a bucket of the usual size is full."""
+    if trial.first_bucket_mb is not None or trial.bucket_mb <= FIRST_BUCKET_MB:
+        return None
+    return _ddp(first_bucket_mb=FIRST_BUCKET_MB)(trial, machine)
+
+
 def _parallel(name: str) -> Change:
     """Change the parallel strategy from DDP, on several GPUs. Drop the options that the new one lacks."""
 
@@ -127,12 +137,40 @@ def _parallel(name: str) -> Change:
     return change
 
 
-def _larger_batch(trial: Trial, machine: Machine) -> Mapping[str, Any] | None:
-    return {"batch_per_gpu": BATCH_FACTOR * trial.batch_per_gpu}
+def _larger_batch(trial: Trial, machine: Machine) -> dict[str, Any]:
+    return {"batch_per_gpu": BATCH_FACTOR * trial.batch_per_gpu} | _scaled_rate(trial)
+
+
+def _checkpointed_batch(kind: str) -> Change:
+    """Use a larger batch in the memory of activations that are computed again."""
+
+    def change(trial: Trial, machine: Machine) -> Mapping[str, Any] | None:
+        if trial.activation_checkpointing == "full":
+            return None
+        return {"activation_checkpointing": kind} | _larger_batch(trial, machine)
+
+    return change
 
 
 def _accumulate(trial: Trial, machine: Machine) -> Mapping[str, Any] | None:
-    return {"accumulation_steps": BATCH_FACTOR * trial.accumulation_steps} if trial.world_size > 1 else None
+    if trial.world_size == 1:
+        return None
+    return {"accumulation_steps": BATCH_FACTOR * trial.accumulation_steps} | _scaled_rate(trial)
+
+
+def _scaled_rate(trial: Trial) -> dict[str, Any]:
+    """Return the rule with which a training's learning rate follows its batch, unless it has one already."""
+    if not trial.epochs or trial.lr_rule != "none":
+        return {}
+    rule = "linear" if OPTIMIZERS[trial.optimizer].momentum else "sqrt"
+    return {"lr_rule": rule, "reference_batch": trial.global_batch}
+
+
+def _resident(trial: Trial, machine: Machine) -> Mapping[str, Any] | None:
+    """Gather the batches of a training on the device. Timed steps have no such form."""
+    if not trial.epochs or not _loads(trial):
+        return None
+    return {"resident_data": True, "loader_workers": 0, "copy_ahead": False}
 
 
 def _cores(trial: Trial, machine: Machine) -> Mapping[str, Any] | None:
@@ -170,6 +208,15 @@ _SINGLE: tuple[Lever, ...] = (
     ),
     Lever("rewritten stem", ("compute",), "order", _on_gpu(_stem)),
     Lever(f"batch {BATCH_FACTOR}x", ("host", "wire", "wait", "idle"), "arithmetic", _larger_batch, _RATE),
+    Lever(
+        "selective checkpointing, batch 2x", ("host", "wire", "wait", "idle"), "arithmetic",
+        _checkpointed_batch("selective"), _RATE, if_no_memory_for="batch 2x",
+    ),
+    Lever(
+        "full checkpointing, batch 2x", ("host", "wire", "wait", "idle"), "arithmetic",
+        _checkpointed_batch("full"), _RATE, if_no_memory_for="selective checkpointing, batch 2x",
+    ),
+    Lever("data on the device", ("load", "transfer"), "memory", _resident, "the data set must fit in device memory"),
     Lever("copy ahead", ("transfer",), "order", _on_gpu(_copy_ahead)),
     Lever("pinned memory", ("transfer",), "memory", _on_gpu(_pin)),
     Lever("prefetch 2x", ("load",), "memory", _prefetch),
@@ -186,6 +233,7 @@ _SINGLE: tuple[Lever, ...] = (
     Lever("accumulation 2x", ("wire", "wait", "host"), "arithmetic", _accumulate, _RATE),
     Lever("buckets 4x", ("wire",), "order", _buckets(4)),
     Lever("buckets 1/4", ("wire",), "order", _buckets(0.25)),
+    Lever("first bucket 1 MiB", ("wire",), "order", _first_bucket),
     Lever("gradient views", ("compute", "host"), "memory", _ddp(gradient_as_bucket_view=True)),
     Lever("static graph", ("wire", "host"), "order", _ddp(static_graph=True)),
     Lever(

@@ -1,7 +1,7 @@
 """A lever: a change of a trial that may make it faster, and the part of the step that it concerns."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from analysis.compare.bottleneck import largest_gain
 from study.capacity import Capacity
+from study.errors import counted
 from study.plan.trials import fit
 from trainables.fields import FIELD_FACTS
 from trainables.rules import unmet_requirement
@@ -43,7 +44,7 @@ class Lever:
 
     parts: the regions of a step (`analysis.compare.bottleneck.REGIONS`) that it can shrink; empty if unknown. note:
     what else a user should do or know. is_first: it is tried before others, in a round of its own, because it moves the
-    bottleneck.
+    bottleneck. if_no_memory_for: name of another lever; this one is tried only after that one ran out of memory.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Lever:
     change: Change
     note: str = ""
     is_first: bool = False
+    if_no_memory_for: str = ""
 
     def applied(self, trial: Trial, machine: Machine) -> Trial | None:
         """Return the changed trial. None if the lever does not apply, or the result is not valid or does not fit."""
@@ -85,5 +87,21 @@ def changed_fields(before: Trial, after: Trial) -> dict[str, Any]:
 
 
 def changes_batch(fields: Mapping[str, Any]) -> bool:
-    """Return True if the changed fields decide how many samples a step has."""
-    return any(FIELD_FACTS[name].kind == "batch" for name in fields)
+    """Return True if the changed fields decide how many samples a step of all ranks has."""
+    return any(FIELD_FACTS[name].kind in ("batch", "layout") for name in fields)
+
+
+def size_levers(sizes: Iterable[int], rank: str) -> Iterator[Lever]:
+    """Return a lever per number of ranks that a user allows. They are tried first. rank: what one is called."""
+
+    def change_to(size: int) -> Change:
+        def change(trial: Trial, machine: Machine) -> Mapping[str, Any] | None:
+            fields = {name: value for name, value in trial.model_dump().items() if name != "nodes"}
+            nodes, _ = fit(fields | {"world_size": size}, machine.capacity)
+            return {"world_size": size, "nodes": nodes}
+
+        return change
+
+    note = f"the global batch follows the number of {rank}s: adapt the learning rate to it"
+    for size in sizes:
+        yield Lever(counted(size, rank), (), "arithmetic", change_to(size), note)

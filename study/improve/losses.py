@@ -14,33 +14,42 @@ from study.improve.rounds import Configuration, Round
 class LossCheck:
     """Mean losses over the second half of the steps that all trials have.
 
-    difference: of the configuration from the baseline, with the same seed and samples. spread: largest difference
-    between two seeds of the baseline. Both NaN if a loss is not known or not finite; is_beyond then tells whether only
-    the configuration's is not.
+    difference: of the configuration from the baseline, with the same seed and samples; NaN if its loss is not finite.
+    spread: largest difference between two seeds of the baseline; NaN if no other seed has run. Then only a loss that is
+    not finite is beyond it.
     """
 
     difference: float
     spread: float
-    is_beyond: bool
+
+    @property
+    def is_beyond(self) -> bool:
+        return math.isnan(self.difference) or abs(self.difference) > self.spread
+
+    @property
+    def problem(self) -> str:
+        """Say why the levers that change arithmetic are not kept."""
+        moved = "the loss moved beyond the spread of seeds"
+        return "the loss is not finite" if math.isnan(self.difference) else moved
 
 
 def check_losses(done: Round, configuration: Configuration, evidence: Evidence) -> LossCheck | None:
-    """Compare the losses of a final round; None if the baseline has none."""
-    most = max(planned.trial.world_size for planned in done.planned)
+    """Compare the losses of a final round; None if the baseline or the configuration shows none."""
+    most = max(planned.trial.world_size for planned in done.timed(()))
     first = [planned for planned in done.blocks[0] if planned.trial.world_size == most]
-    seed = next(p.trial.seed for p in first if p.is_timed)
-    of_seeds = [p for p in first if p.configuration == ()]
+    seed = next(planned.trial.seed for planned in first if planned.role == "timed")
+    of_seeds = [planned for planned in first if planned.configuration == ()]
     of_change = [p for p in first if p.configuration == configuration and p.trial.seed == seed]
-    losses = {p.trial.trial_id: evidence.losses(p.trial.trial_id) for p in (*of_seeds, *of_change[-1:])}
+    if not of_change:
+        return None
+    losses = {p.trial.trial_id: evidence.losses(p.trial.trial_id) for p in (*of_seeds, of_change[-1])}
     steps = min((len(values) for values in losses.values() if len(values)), default=0)  # slow windows have fewer
     baseline = {p.trial.seed: _mean(losses[p.trial.trial_id][:steps]) for p in of_seeds}
-    changed = _mean(losses[of_change[-1].trial.trial_id][:steps]) if of_change else math.nan
+    changed = _mean(losses[of_change[-1].trial.trial_id][:steps])
     known = [loss for loss in baseline.values() if not math.isnan(loss)]
-    if math.isnan(baseline[seed]) or len(known) < 2:
+    if math.isnan(baseline[seed]) or not losses[of_change[-1].trial.trial_id]:
         return None
-    spread = max(known) - min(known)
-    difference = changed - baseline[seed]
-    return LossCheck(difference, spread, is_beyond=not abs(difference) <= spread)
+    return LossCheck(changed - baseline[seed], max(known) - min(known) if len(known) > 1 else math.nan)
 
 
 def _mean(losses: Sequence[float]) -> float:

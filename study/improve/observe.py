@@ -1,17 +1,25 @@
 """Read the finished trials of a search from its results folder."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from analysis.measure.configurations import tokens_per_sample
 from analysis.measure.measures import summaries
+from analysis.measure.training import reached_target, training_runs
 from analysis.read.results import Results, load_reduced
 from analysis.study import analyses
+from analysis.text import number
+from study.errors import counted
 from study.improve.evidence import Evidence, Run
+
+TARGET_NOT_REACHED = "target_not_reached"
+"""Status of a training that ended before its target accuracy."""
 
 Shares = tuple[Mapping[str, float], str | None]
 
@@ -31,6 +39,12 @@ class Observer:
         throughput: dict[str, float] = {}
         if len(measured):
             throughput = dict(measured.set_index("trial_id")["throughput_samples_per_s"].dropna().items())  # type: ignore[arg-type]
+        trainings = training_runs(results.trials, results.epochs)
+        reached: dict[str, float] = {}
+        if len(trainings):
+            throughput |= dict(trainings.set_index("trial_id")["throughput_samples_per_s"].items())  # type: ignore[arg-type]
+            reached = dict(reached_target(results.epochs, trainings, None)["time_to_target_s"].items())  # type: ignore[arg-type]
+        short = {} if trainings.empty else _short_of_target(results.epochs, trainings, reached)
         runs, groups = {}, set()
         for _, row in results.trials.sort_values("started_at").iterrows():
             begins_at = started_at = float(row["started_at"])
@@ -40,12 +54,13 @@ class Observer:
             name, start_s, duration_s = row["trial_id"], started_at - begins_at, float(row["duration_s"])
             runs[name] = Run(
                 name,
-                row["status"],
+                TARGET_NOT_REACHED if name in short else row["status"],
                 throughput.get(name),
                 begins_at,
                 start_s + duration_s,
-                row["reason"] or "",
+                short.get(name) or row["reason"] or "",
                 start_s,
+                reached.get(name),
             )
         return Evidence(runs, self._shares, self._losses)
 
@@ -64,8 +79,28 @@ class Observer:
 
     def _losses(self, trial_id: str) -> Sequence[float]:
         assert self.results is not None
+        rows = self.results.trials[self.results.trials["trial_id"] == trial_id]
+        ranks = [rank.get("probe") for rank in rows.iloc[0]["environment"].get("ranks", ())] if len(rows) else []
+        if any(ranks):
+            return _mean_losses([probe.get("losses") or [] for probe in ranks if probe])
         losses = self.results.losses
         return losses.loc[losses["trial_id"] == trial_id, "loss"].astype(float).tolist()
+
+
+def _mean_losses(ranks: Sequence[Sequence[float | None]]) -> list[float]:
+    """Return the mean over ranks of each step's loss in a user's own code; NaN if one is not finite."""
+    return [math.nan if None in values else float(np.mean(values)) for values in zip(*ranks, strict=False)]
+
+
+def _short_of_target(epochs: pd.DataFrame, trainings: pd.DataFrame, reached: Mapping[str, float]) -> dict[str, str]:
+    """Return by trial id why trainings have no time to their target accuracy."""
+    best = epochs.groupby("trial_id", observed=True)["validation_top1"].max()
+    return {
+        row["trial_id"]: f"best accuracy {number(float(best[row['trial_id']]), 3)} in "
+        f"{counted(int(row['epochs']), 'epoch')}, target {row['target_accuracy']:g}"
+        for _, row in trainings.iterrows()
+        if row["trial_id"] not in reached and row["target_accuracy"] == row["target_accuracy"]
+    }
 
 
 def _first(rows: pd.DataFrame) -> Shares:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from study.help import MODULE
-from study.improve.evidence import Evidence, Ratio
+from study.improve.attempts import Attempt
+from study.improve.evidence import Evidence, Ratio, Run
 from study.improve.lever import changed_fields
 from study.improve.rounds import Configuration, Settings
-from study.improve.search import Attempt, Search
+from study.improve.search import Search, shares_from
 from study.options import OPTION_OF_FIELD
 from trainables.fields import FIELD_FACTS
 from trainables.probe.job import is_module
@@ -36,6 +37,7 @@ def record_of(
     used = [name for done in found.rounds for name in done.trial_ids]
     elapsed_s = evidence.elapsed_s(used)
     on_gpus = settings.base.device == "cuda"
+    ranks = max((planned.trial.world_size for done in found.rounds for planned in done.planned), default=0)
     chosen = found.chosen if found.chosen is not None else found.best
     return {
         "goal": settings.goal,
@@ -45,9 +47,11 @@ def record_of(
         "problem": found.problem,
         "trials": len(used),
         "elapsed_s": elapsed_s,
-        "gpu_hours": elapsed_s * settings.base.world_size / 3600 if on_gpus else None,
-        "baseline": _side(found, evidence, (), tokens),
-        "chosen": _side(found, evidence, chosen, tokens),
+        "gpu_hours": elapsed_s * ranks / 3600 if on_gpus else None,
+        "price_per_gpu_hour": settings.price_per_gpu_hour,
+        "target_accuracy": settings.base.target_accuracy,
+        "baseline": _side(settings, found, evidence, (), tokens),
+        "chosen": _side(settings, found, evidence, chosen, tokens),
         "kept": list(chosen),
         "gain": _numbers(found.final) if found.chosen else None,
         "gain_on_one": _numbers(found.final_on_one) if found.chosen else None,
@@ -117,33 +121,58 @@ def _why(settings: Settings, found: Search, attempt: Attempt, is_kept: bool) -> 
         return f"{attempt.status.replace('_', ' ')}: {attempt.reason}".removesuffix(": ")
     if attempt.lever in found.dropped and attempt.is_gain:
         return found.dropped[attempt.lever]
-    if settings.goal == "efficiency" and attempt.gain.low > 1 and attempt.on_all.value < 1:
-        return f"only slows one rank down, to {attempt.on_one.value:.2f}x"
+    if settings.goal == "efficiency" and (why := _scaling_effect(attempt)):
+        return why
     if attempt.gain.high < 1:
-        return "slower" if settings.goal == "throughput" else "scales worse"
+        return {"efficiency": "scales worse", "cost": "costs more"}.get(settings.goal, "slower")
     if attempt.gain.low > 1:
         return "not significant after the correction for the number of comparisons"
     return "no significant gain"
 
 
+def _scaling_effect(attempt: Attempt) -> str:
+    """Say what a lever that does not fix scaling does on one rank and on all; empty if nothing is significant."""
+    is_faster, one = attempt.on_all.low > 1, f"one rank by {attempt.on_one.value:.2f}x"
+    if attempt.gain.low > 1 and not is_faster:
+        slows = attempt.on_one.high < 1
+        return f"only slows {one}" if slows else "scales better, but is not significantly faster on all ranks"
+    if attempt.gain.high < 1 and is_faster:
+        return f"speeds up all ranks by {attempt.on_all.value:.2f}x, but {one}"
+    if is_faster and not attempt.gain.low > 1:
+        return "speeds up one rank and all ranks alike"
+    return ""
+
+
 def _side(
-    found: Search, evidence: Evidence, configuration: Configuration, tokens: Callable[[str], float | None]
+    settings: Settings,
+    found: Search,
+    evidence: Evidence,
+    configuration: Configuration,
+    tokens: Callable[[str], float | None],
 ) -> dict[str, Any] | None:
     """Return throughput and bottleneck of a configuration in the last round that measured it; None if none did."""
     last = found.last_round_of(configuration)
-    done = [] if last is None else [name for name in last.ids_of(configuration) if evidence.runs[name].status == "done"]
-    values = [value for name in done if (value := evidence.runs[name].throughput_samples_per_s)]
-    if not values:
+    names = () if last is None else last.ids_of(configuration)
+    runs = {name: run for name in names if (run := evidence.runs[name]).throughput_samples_per_s is not None}
+    if not runs:
         return None
-    shares, bottleneck = evidence.shares(tuple(done))
-    share = shares.get(bottleneck or "")
+    shown = shares_from(settings, evidence, found.rounds, configuration)
+    shares, bottleneck = evidence.shares(shown) if shown else ({}, None)
     return {
-        "trial_ids": done,
-        "throughput_samples_per_s": math.exp(sum(map(math.log, values)) / len(values)),
-        "tokens_per_sample": tokens(done[0]),
+        "trial_ids": list(runs),
+        "ranks": settings.sizes_of(configuration)[-1],
+        "throughput_samples_per_s": _mean(runs, lambda run: run.throughput_samples_per_s),
+        "time_to_target_s": _mean(runs, lambda run: run.time_to_target_s),
+        "tokens_per_sample": tokens(next(iter(runs))),
         "bottleneck": bottleneck,
-        "share": _number(share),
+        "share": _number(shares.get(bottleneck or "")),
     }
+
+
+def _mean(runs: Mapping[str, Run], value: Callable[[Run], float | None]) -> float | None:
+    """Return the geometric mean of a value over runs; None if one does not have it."""
+    values = [number for run in runs.values() if (number := value(run))]
+    return math.exp(sum(map(math.log, values)) / len(values)) if len(values) == len(runs) else None
 
 
 def usage(settings: Settings, configuration: Configuration) -> dict[str, Any]:

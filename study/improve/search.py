@@ -8,13 +8,14 @@ the bottleneck has moved. The final round compares the result with the baseline 
 """
 
 import itertools
-import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from analysis.statistics import CONFIDENCE
-from study.improve.budget import GROUPS, can_compare_losses, last_round_of, needed
-from study.improve.evidence import Evidence, Ratio, Sample, ratio
+from study.improve.attempts import UNKNOWN, Attempt, attempt, compared, is_lost, reason_of
+from study.improve.budget import GROUPS, can_set_seeds, last_round_of, needed
+from study.improve.evidence import Evidence, Ratio
 from study.improve.lever import changed_fields, changes_batch
 from study.improve.losses import LossCheck, check_losses
 from study.improve.rounds import SEEDS, Configuration, Round, Settings
@@ -27,36 +28,6 @@ MOST_TRIES = 2
 
 LEAST_BOUND = 1.005
 """Levers with a smaller upper bound are not tried."""
-
-LEAST_GAIN = 1.005
-"""A smaller gain that is not significant is not measured again."""
-
-CLEAR_GAIN = 1.2
-"""A gain whose 95 % interval is above this is not corrected for the number of comparisons, and one of this size is
-measured again even if its interval contains 1, as that of two groups is wide. The final comparison verifies both."""
-
-UNKNOWN = Ratio(math.nan, math.nan, math.nan)
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """A lever in one round. onto: the configuration that it was added to. bottleneck: region that bounded that one.
-
-    gain: by the goal. on_one: gain in throughput on one rank, unknown unless the goal is efficiency. on_all: on all.
-    status: of its trials. reason: why they did not end well.
-    """
-
-    lever: str
-    onto: Configuration
-    bound: float | None
-    bottleneck: str | None
-    gain: Ratio
-    on_one: Ratio
-    on_all: Ratio
-    is_gain: bool
-    is_promising: bool
-    status: str = "done"
-    reason: str = ""
 
 
 @dataclass
@@ -100,8 +71,8 @@ def replay(settings: Settings, evidence: Evidence) -> Search:
             found.pending = pending
             break
         found.rounds.append(pending)
-        if _is_lost(pending, evidence):
-            found.problem = _reason(pending, pending.configurations[0], evidence)[1] or "the baseline has no result"
+        if is_lost(pending, evidence):
+            found.problem = reason_of(pending, pending.configurations[0], evidence)[1] or "the baseline has no result"
             break
     return found
 
@@ -109,7 +80,7 @@ def replay(settings: Settings, evidence: Evidence) -> Search:
 def _steps(settings: Settings, evidence: Evidence, found: Search) -> Generator[Round, None, None]:
     """Yield each round. The code after a `yield` may only use the trials of the rounds so far."""
     number = itertools.count()
-    yield Round(next(number), "baseline", [()], 1).planned_for(settings)
+    yield Round(next(number), "baseline", [()], 1, breakdowns=[()]).planned_for(settings)
     comparisons = max(1, MOST_TRIES * sum(_applies(settings, (), name) for name in settings.levers))
     confidence = 1 - (1 - CONFIDENCE) / comparisons
     while candidates := _candidates(settings, evidence, found):
@@ -120,31 +91,25 @@ def _steps(settings: Settings, evidence: Evidence, found: Search) -> Generator[R
             found.least = needed(settings, evidence, found.rounds, found.best, 2, LEAST_FINAL_GROUPS)
             break
         reference = found.best
-        bottleneck = _shares(evidence, found)[1]
+        bottleneck = _shares(settings, evidence, found)[1]
         members = [reference, *((*reference, name) for name in tried)]
-        yield Round(next(number), "levers", members, GROUPS).planned_for(settings)
-        attempts = [
-            _attempt(evidence, settings, found, name, reference, bounds[name], bottleneck, confidence) for name in tried
-        ]
-        promising = [attempt for attempt in attempts if attempt.is_promising and not attempt.is_gain]
+        yield Round(next(number), "levers", members, GROUPS, breakdowns=[reference]).planned_for(settings)
+        judge = partial(attempt, settings, evidence, found.rounds, bottleneck=bottleneck, confidence=confidence)
+        attempts = [judge(((*reference, name), reference), bounds[name]) for name in tried]
+        promising = [a for a in attempts if a.is_promising and not a.is_gain]
         if promising and _fits(settings, evidence, found, len(promising) + 1):
-            again = [reference, *((*reference, attempt.lever) for attempt in promising)]
+            again = [reference, *((*reference, a.lever) for a in promising)]
             yield Round(next(number), "confirm", again, GROUPS).planned_for(settings)
-            attempts = [
-                _attempt(evidence, settings, found, attempt.lever, reference, attempt.bound, bottleneck, confidence)
-                if attempt in promising
-                else attempt
-                for attempt in attempts
-            ]
+            attempts = [judge(((*reference, a.lever), reference), a.bound) if a in promising else a for a in attempts]
         elif promising:  # without time to measure it again, the final comparison decides
-            attempts = [replace(attempt, is_gain=attempt.is_gain or attempt.is_promising) for attempt in attempts]
+            attempts = [replace(a, is_gain=a.is_gain or a.is_promising) for a in attempts]
         found.attempts += attempts
-        winners = sorted((a for a in attempts if a.is_gain), key=lambda attempt: -attempt.gain.value)
+        winners = sorted((a for a in attempts if a.is_gain), key=lambda a: -a.gain.value)
         if not winners:
             continue
         found.best = (*reference, winners[0].lever)
         found.steps.append((found.best, winners[0].gain))
-        chain = _chain(settings, found, [attempt.lever for attempt in winners[1:]])
+        chain = _chain(settings, found, [a.lever for a in winners[1:]])
         while len(chain) > 1 and not _fits(settings, evidence, found, len(chain), LEAST_FINAL_GROUPS):
             found.dropped[chain.pop()[-1]] = "the budget did not suffice to combine it"
         if len(chain) > 1:
@@ -174,19 +139,23 @@ def _candidates(settings: Settings, evidence: Evidence, found: Search) -> list[t
 
     Values that the user gave come before all others, then levers that are first; those of unknown bound come last.
     """
-    shares, bottleneck = _shares(evidence, found)
+    shares, bottleneck = _shares(settings, evidence, found)
+    no_memory_for = {"", *(a.lever for a in found.attempts if a.status == "out_of_memory")}
     candidates = []
     for name, lever in settings.levers.items():
         if (
             name in found.best
+            or lever.if_no_memory_for not in no_memory_for
             or not _applies(settings, found.best, name)
             or not _may_try(settings, found, name, bottleneck)
         ):
             continue
         bound = lever.bound(shares)
+        if settings.is_training and lever.effect == "arithmetic":
+            bound = None  # it also changes how many steps the training takes
         if bound is None or bound >= LEAST_BOUND:
             candidates.append((name, bound))
-    tried = {attempt.lever for attempt in found.attempts}
+    tried = {a.lever for a in found.attempts}
 
     def order(candidate: tuple[str, float | None]) -> tuple[int, float, bool]:
         name, bound = candidate
@@ -202,7 +171,7 @@ def _may_try(settings: Settings, found: Search, name: str, bottleneck: str | Non
 
     That is so if something else bounds the step, or if a lever that acts on the same part of it was added.
     """
-    tries = [attempt for attempt in found.attempts if attempt.lever == name]
+    tries = [a for a in found.attempts if a.lever == name]
     if not tries or len(tries) >= MOST_TRIES or tries[-1].status != "done":
         return not tries
     added = set(found.best) - set(tries[-1].onto)
@@ -227,14 +196,25 @@ def _together(settings: Settings, best: Configuration, names: Sequence[str], mos
     return chosen
 
 
-def _shares(evidence: Evidence, found: Search) -> tuple[dict[str, float], str | None]:
+def _shares(settings: Settings, evidence: Evidence, found: Search) -> tuple[dict[str, float], str | None]:
     """Return the shares of the best configuration's step, and what bounds it, as the last round that has it shows."""
-    last = found.last_round_of(found.best)
-    done = [] if last is None else [name for name in last.ids_of(found.best) if evidence.runs[name].status == "done"]
+    done = shares_from(settings, evidence, found.rounds, found.best)
     if not done:
         return {}, None
-    shares, bottleneck = evidence.shares(tuple(done))
+    shares, bottleneck = evidence.shares(done)
     return dict(shares), bottleneck
+
+
+def shares_from(
+    settings: Settings, evidence: Evidence, rounds: Sequence[Round], configuration: Configuration
+) -> tuple[str, ...]:
+    """Return the done trials that show the parts of a configuration's step, of the last round that has some."""
+    rounds = [done for done in rounds if not settings.is_training or done.breakdown_ids(configuration)]
+    last = last_round_of(configuration, rounds)
+    if last is None:
+        return ()
+    names = last.breakdown_ids(configuration) if settings.is_training else last.ids_of(configuration)
+    return tuple(name for name in names if evidence.runs[name].status == "done")
 
 
 def _most_levers(settings: Settings, evidence: Evidence, found: Search) -> int:
@@ -265,77 +245,19 @@ def _chain(settings: Settings, found: Search, names: Sequence[str]) -> list[Conf
     return chain
 
 
-# --------------------------------------------------------------------------------------------------------- verdicts
-
-
-def _samples(evidence: Evidence, found: Search) -> list[Sample]:
-    """Return the done runs of all rounds so far."""
-    return [
-        Sample(planned.configuration, planned.trial.world_size, done.block_name(number), throughput)
-        for done in found.rounds
-        for number, block in enumerate(done.blocks)
-        for planned in block
-        if planned.is_timed
-        and (throughput := evidence.runs[planned.trial.trial_id].throughput_samples_per_s) is not None
-    ]
-
-
-def _attempt(
-    evidence: Evidence,
-    settings: Settings,
-    found: Search,
-    name: str,
-    onto: Configuration,
-    bound: float | None,
-    bottleneck: str | None,
-    confidence: float,
-) -> Attempt:
-    """Judge a lever by all rounds so far."""
-    samples, pair = _samples(evidence, found), ((*onto, name), onto)
-    ranks = settings.base.world_size
-    corrected = ratio(samples, pair, settings.sizes, confidence)
-    gain = ratio(samples, pair, settings.sizes)
-    on_all = gain if len(settings.sizes) == 1 else ratio(samples, pair, (ranks,))
-    on_one = UNKNOWN if len(settings.sizes) == 1 else ratio(samples, pair, (1,))
-    last = found.last_round_of(pair[0])
-    status, reason = _reason(last, pair[0], evidence) if last and math.isnan(gain.value) else ("done", "")
-    return Attempt(
-        name,
-        onto,
-        bound,
-        bottleneck,
-        gain,
-        on_one,
-        on_all,
-        is_gain=(corrected.low > 1 or gain.low > CLEAR_GAIN) and on_all.value >= 1,
-        is_promising=(gain.low > 1 and gain.value >= LEAST_GAIN or gain.value >= CLEAR_GAIN) and on_all.value >= 1,
-        status=status,
-        reason=reason,
-    )
-
-
-def _reason(of: Round, configuration: Configuration, evidence: Evidence) -> tuple[str, str]:
-    """Return status and reason of the first trial of a configuration that is not done."""
-    runs = (evidence.runs[p.trial.trial_id] for p in of.planned if p.configuration == configuration and p.is_timed)
-    return next(((run.status, run.reason) for run in runs if run.status != "done"), ("done", ""))
-
-
-def _is_lost(done: Round, evidence: Evidence) -> bool:
-    """Return True if no trial of the reference is done, so that nothing can be compared."""
-    return not any(evidence.runs[name].status == "done" for name in done.ids_of(done.configurations[0]))
+# ----------------------------------------------------------------------------------------------------- combination
 
 
 def _combine(settings: Settings, evidence: Evidence, found: Search, chain: Sequence[Configuration]) -> None:
     """Extend the best configuration along the chain, until an addition is no significant gain."""
-    samples = _samples(evidence, found)
     for position, (before, after) in enumerate(itertools.pairwise(chain), 2):
-        gain = ratio(samples, (after, before), settings.sizes)
-        if not gain.low > 1:
+        further = compared(settings, evidence, found.rounds, (after, before))
+        if not further.is_gain(settings):
             found.dropped[after[-1]] = f"no further gain with {' and '.join(before)}"
-            found.dropped |= {further[-1]: f"not combined, since {after[-1]} failed to" for further in chain[position:]}
+            found.dropped |= {names[-1]: f"not combined, since {after[-1]} failed to" for names in chain[position:]}
             return
         found.best = after
-        found.steps.append((after, gain))
+        found.steps.append((after, further.gain))
 
 
 # ------------------------------------------------------------------------------------------------------------ final
@@ -354,34 +276,38 @@ def without_batch_levers(settings: Settings, configuration: Configuration) -> Co
 def _final_round(number: int, settings: Settings, best: Configuration, groups: int) -> Round:
     """Compare the best configuration with the baseline, and its losses with those of other seeds if it changes them."""
     losses: list[tuple[Configuration, int]] = []
-    same_batch = without_batch_levers(settings, best)
-    if can_compare_losses(settings) and any(settings.levers[name].effect == "arithmetic" for name in same_batch):
+    if _moves_loss(settings, best) and can_set_seeds(settings):
+        same_batch = without_batch_levers(settings, best)
         losses = [((), seed) for seed in range(1, SEEDS + 1)]
         losses += [] if same_batch == best else [(same_batch, 0)]
-    return Round(number, "final", [(), best], groups, losses).planned_for(settings)
+    return Round(number, "final", [(), best], groups, losses, [(), best]).planned_for(settings)
+
+
+def _moves_loss(settings: Settings, configuration: Configuration) -> bool:
+    """Return True if a lever could move the loss of the same samples. A training is judged by its accuracy."""
+    same_batch = without_batch_levers(settings, configuration)
+    return not settings.is_training and any(settings.levers[name].effect == "arithmetic" for name in same_batch)
 
 
 def _verify(settings: Settings, evidence: Evidence, found: Search) -> bool:
     """Judge the final round. Return True if another one is needed, because a lever was dropped for its losses."""
     last = found.rounds[-1]
     blocks = [last.block_name(number) for number in range(len(last.blocks))]
-    samples, pair, ranks = _samples(evidence, found), (found.best, ()), settings.base.world_size
+    verified = compared(settings, evidence, found.rounds, (found.best, ()), blocks)
     found.verified = found.best
-    found.final = ratio(samples, pair, settings.sizes, blocks=blocks)
-    found.final_on_all = ratio(samples, pair, (ranks,), blocks=blocks)
-    if len(settings.sizes) > 1:
-        found.final_on_one = ratio(samples, pair, (1,), blocks=blocks)
-    if not (found.final.low > 1 and found.final_on_all.value >= 1):
+    found.final, found.final_on_one, found.final_on_all = verified.gain, verified.on_one, verified.on_all
+    if not verified.is_gain(settings):
         found.dropped |= {name: f"no significant gain in {last.groups} fresh worker groups" for name in found.best}
         found.best = ()
         return False
-    if last.losses:
-        found.losses = check_losses(last, without_batch_levers(settings, found.best), evidence)
-    if not last.losses or found.losses is None or not found.losses.is_beyond:
+    if not _moves_loss(settings, found.best):
+        return False
+    found.losses = check_losses(last, without_batch_levers(settings, found.best), evidence)
+    if found.losses is None or not found.losses.is_beyond:
         return False
     moving = {name for name in found.best if settings.levers[name].effect == "arithmetic"}
     moving -= set(found.best) - set(without_batch_levers(settings, found.best))
-    found.dropped |= {name: "the loss moved beyond the spread of seeds" for name in moving}
+    found.dropped |= {name: found.losses.problem for name in moving}
     rest = tuple(name for name in found.best if name not in moving)
     found.best = rest if settings.trial(rest) is not None else ()
     return True

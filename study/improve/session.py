@@ -25,11 +25,12 @@ from study.cli.host import cluster_lines, started_ray, watched_host
 from study.cli.process import interrupt, on_ending_signals
 from study.cli.progress import Progress, run_shown, waiting
 from study.errors import DONE, INTERRUPTED, SOME_FAILED, counted
+from study.improve.attempts import Attempt
 from study.improve.evidence import Evidence
 from study.improve.observe import Observer
 from study.improve.record import record_of
 from study.improve.rounds import Round, Settings
-from study.improve.search import Attempt, Search, replay
+from study.improve.search import Search, replay
 from study.improve.start import Request, settings_for
 from study.orchestrate.cluster import Cluster, SharedKeeper, connect
 from study.orchestrate.discovery.address import Target
@@ -42,7 +43,6 @@ from study.studies.study import gpus
 from trainables.trial import Trial
 
 QUESTION = "Which changes make this training faster, and by how much?"
-
 
 RunBlocks = Callable[[Sequence[Sequence[Trial]], Store], bool]
 
@@ -231,10 +231,7 @@ def _finish(session: Session, quiet: bool, as_json: bool) -> int:
         print_card(report.card)
         print()
     if found.problem:
-        print_to_stderr(
-            f"error: the baseline has no result: {found.problem}; fix: see its log in "
-            f"{_trials_folder(session.asked.configuration.out)}"
-        )
+        print_to_stderr(f"error: the baseline has no result: {found.problem}; fix: {_fix(session)}")
     if found.least and not found.attempts:
         print_to_stderr(
             f"warning: nothing was tried, because a lever and the final comparison would end after "
@@ -243,6 +240,12 @@ def _finish(session: Session, quiet: bool, as_json: bool) -> int:
     if not as_json:
         print(report.path)
     return SOME_FAILED if found.problem or found.pending else DONE
+
+
+def _fix(session: Session) -> str:
+    """Say what to do if the baseline has no result."""
+    log = f"see its log in {_trials_folder(session.asked.configuration.out)}"
+    return f"more --epochs, a lower --target-accuracy, or {log}" if session.settings.is_training else log
 
 
 def _trials_folder(out: str) -> str:

@@ -14,8 +14,8 @@ from study.cli.configuration import Configuration, resolve
 from study.cli.inputs import script_or_module, workload_spec
 from study.errors import DOES_NOT_FIT, ConfigurationError, clipped, near, shown
 from study.improve import factory_levers, own_code_levers
-from study.improve.budget import GROUPS, LOSS_TRIALS
-from study.improve.lever import Lever, Machine
+from study.improve.budget import FINAL_BREAKDOWNS, GROUPS, LOSS_TRIALS
+from study.improve.lever import Lever, Machine, size_levers
 from study.improve.rounds import Goal, Settings
 from study.improve.search import LEAST_FINAL_GROUPS
 from study.options import explicit_options
@@ -83,15 +83,23 @@ def request(
     budget_s = None if budget is None else seconds_of(budget)
     if trials is None and budget_s is None:
         trials = DEFAULT_TRIALS
-    sizes = 2 if goal == "efficiency" else 1
-    losses = 0 if keep_arithmetic or configuration.has_own_code else LOSS_TRIALS
-    least = 1 + (2 * GROUPS + 2 * LEAST_FINAL_GROUPS) * sizes + losses
+    least = _least_trials(configuration, goal, keep_arithmetic)
     if trials is not None and trials < least:
         raise ConfigurationError(
             f"--trials {trials} is too few: one lever and the final comparison take {least}; give at least {least}"
         )
     configuration = configuration.model_copy(update={"study": f"improve-{name}", "out": out})
     return Request(configuration, directory or "", cast(Goal, goal), trials, budget_s, keep_arithmetic)
+
+
+def _least_trials(configuration: Configuration, goal: str, keep_arithmetic: bool) -> int:
+    """Return the trials of the baseline, of a round with one lever, and of the final round."""
+    sizes = 2 if goal == "efficiency" else 1
+    timed = 1 + (2 * GROUPS + 2 * LEAST_FINAL_GROUPS) * sizes
+    if goal == "time-to-accuracy":
+        return timed + 2 + FINAL_BREAKDOWNS  # the first two rounds have a breakdown each
+    has_seed = not configuration.has_own_code or any(entry.startswith("seed=") for entry in configuration.bind)
+    return timed + (0 if keep_arithmetic or not has_seed else LOSS_TRIALS)
 
 
 def seconds_of(budget: str) -> float:
@@ -115,15 +123,19 @@ def _name(configuration: Configuration, directory: str | None) -> str:
 
 def settings_for(asked: Request, nodes: Sequence[NodeCapacity]) -> Settings:
     """Return the search on these nodes. Raises ConfigurationError, or DoesNotFit if the baseline does not fit them."""
-    axes = asked.configuration.axes
-    for name in ("world_size", "nodes", "repeat", "seed", "cpus_per_rank", "device"):
+    axes, is_training = asked.configuration.axes, asked.goal == "time-to-accuracy"
+    single = ["nodes", "repeat", "seed", "cpus_per_rank", "device", *(["world_size"] if asked.goal != "cost" else [])]
+    for name in single:
         if len(axes.get(name, ())) > 1:
             raise ConfigurationError(f"{name}: improve starts from one configuration; give one value")
     varied = {name: values for name, values in axes.items() if len(values) > 1}
+    sizes = varied.pop("world_size", ())
     overrides = {name: values[0] for name, values in axes.items()}
-    base = _of_folder(asked.directory, overrides, nodes) if asked.directory else _of_options(asked, overrides, nodes)
-    if base.epochs:
-        raise ConfigurationError("improve times steps; give results or a workload without --epochs")
+    base = _of_folder(asked, overrides, nodes) if asked.directory else _of_options(asked, overrides, nodes)
+    if is_training and not (base.epochs and base.target_accuracy):
+        raise ConfigurationError("--goal time-to-accuracy trains; give --epochs N and --target-accuracy A")
+    if base.epochs and not is_training:
+        raise ConfigurationError("improve times steps; omit --epochs, or give --goal time-to-accuracy")
     for value in base.model_dump().values():
         if isinstance(value, str) and (found := secret_in(value)):
             raise ConfigurationError(f"a value has {found}, and would be stored in the results; pass it in a variable")
@@ -132,9 +144,15 @@ def settings_for(asked: Request, nodes: Sequence[NodeCapacity]) -> Settings:
     if base.door == "factory" and "steps" not in axes:
         base = base.but(window_limit_s=base.window_limit_s or WINDOW_LIMIT_S)
     known = factory_levers.LEVERS if base.door == "factory" else own_code_levers.LEVERS
-    levers = [*own_code_levers.varied_levers(varied), *known]
+    levers = [
+        *size_levers(sizes[1:], "GPU" if base.device == "cuda" else "CPU rank"),
+        *own_code_levers.varied_levers(varied),
+        *known,
+    ]
     machine = Machine(nodes, tuple(storages_in(Path(base.data_dir))) if base.data_dir else ())
-    return Settings(base, _allowed(levers, asked.keep_arithmetic), machine, asked.goal, asked.trials, asked.budget_s)
+    price = asked.configuration.price_per_gpu_hour
+    allowed = _allowed(levers, asked.keep_arithmetic)
+    return Settings(base, allowed, machine, asked.goal, asked.trials, asked.budget_s, price)
 
 
 def _allowed(levers: Sequence[Lever], keep_arithmetic: bool) -> dict[str, Lever]:
@@ -157,20 +175,12 @@ def _of_options(asked: Request, overrides: Mapping[str, Any], nodes: Sequence[No
     return row.trial
 
 
-def _of_folder(directory: str, overrides: Mapping[str, Any], nodes: Sequence[NodeCapacity]) -> Trial:
+def _of_folder(asked: Request, overrides: Mapping[str, Any], nodes: Sequence[NodeCapacity]) -> Trial:
     """Return the configuration that the answer of a study is about, or that a search chose, with changed fields."""
-    from analysis.read.results import load_reduced, nothing_timed
-    from analysis.study import analyses
     from study.store.store import Store
 
-    found = analyses(load_reduced(directory))[0]
-    if found.headline is None:
-        raise ConfigurationError(f"{directory}: nothing to improve: {nothing_timed(found.results.trials)}")
-    searched = found.record.search
-    if searched is not None and searched.chosen is not None:
-        trial_id = searched.chosen.trial_ids[0]
-    else:
-        trial_id = str(found.configurations.loc[[found.headline], "trial_ids"].iloc[0][0])
+    directory = asked.directory
+    trial_id = _trial_to_improve(directory, asked.goal)
     record = next(record for record in Store.at(directory).scan()[0] if record["trial_id"] == trial_id)
     fields = record["trial"] | {"repeat": 0, "profile_ranks": ""} | dict(overrides)
     for name, read in (("script", script_or_module), ("workload", workload_spec), ("train_function", workload_spec)):
@@ -188,3 +198,24 @@ def _of_folder(directory: str, overrides: Mapping[str, Any], nodes: Sequence[Nod
     if reason := unmet_requirement(trial):
         raise DoesNotFit(f"does not fit: {reason}")
     return trial
+
+
+def _trial_to_improve(directory: str, goal: Goal) -> str:
+    """Return the id of the trial to start from: of a search its result, of trainings the fastest to its target."""
+    from analysis.measure.training import reached_target, training_runs
+    from analysis.read.results import load_reduced, nothing_timed
+    from analysis.study import analyses
+
+    found = analyses(load_reduced(directory))[0]
+    searched = found.record.search
+    if searched is not None and searched.chosen is not None:
+        return searched.chosen.trial_ids[0]
+    if goal == "time-to-accuracy":
+        trainings = training_runs(found.results.trials, found.results.epochs)
+        if trainings.empty:
+            raise ConfigurationError(f"{directory}: nothing to improve: it has no training; give --model and --epochs")
+        reached = reached_target(found.results.epochs, trainings, None)["time_to_target_s"]
+        return str(trainings["trial_id"].iloc[0] if reached.empty else reached.idxmin())
+    if found.headline is None:
+        raise ConfigurationError(f"{directory}: nothing to improve: {nothing_timed(found.results.trials)}")
+    return str(found.configurations.loc[[found.headline], "trial_ids"].iloc[0][0])

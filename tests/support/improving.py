@@ -8,6 +8,7 @@ from typing import Any
 from study.capacity import NodeCapacity
 from study.improve.evidence import Evidence, Run
 from study.improve.lever import Lever, Machine
+from study.improve.observe import TARGET_NOT_REACHED
 from study.improve.rounds import Planned, Round, Settings
 from study.improve.search import Search, replay
 from trainables.trial import Trial
@@ -47,7 +48,8 @@ class SimulatedTraining:
     """Runs the rounds of a search by a law, with noise of worker groups, of their configurations, and of runs.
 
     noise: standard deviation of the logarithm of a run's step. Others are multiples of it. fails: status and reason of
-    trials that do not end well. start_s: of each worker group. trial_s: of a trial.
+    trials that do not end well. start_s: of each worker group. trial_s: of a trial. steps_to_target: of a training
+    to its target accuracy, None if it does not reach it.
     """
 
     def __init__(
@@ -59,7 +61,9 @@ class SimulatedTraining:
         losses: Callable[[Trial], Sequence[float]] = lambda trial: [2.0] * 20,
         start_s: float = 0.0,
         trial_s: Callable[[Trial], float] = lambda trial: 10.0,
+        steps_to_target: Callable[[Trial], float | None] = lambda trial: 100.0,
     ) -> None:
+        self.steps_to_target = steps_to_target
         self.start_s, self.trial_s = start_s, trial_s
         self.law, self.noise, self.random, self.fails, self.loss = law, noise, random.Random(seed), fails, losses
         self.runs: dict[str, Run] = {}
@@ -98,8 +102,15 @@ class SimulatedTraining:
         trial = planned.trial
         status, reason = self.fails(trial) or ("done", "")
         throughput = self.throughput(trial) * math.exp(noise) if status == "done" else None
-        seconds = start_s + self.trial_s(trial)
-        self.runs[trial.trial_id] = Run(trial.trial_id, status, throughput, self.now_s, seconds, reason, start_s)
+        seconds, time_to_target_s = start_s + self.trial_s(trial), None
+        if trial.epochs and throughput is not None:
+            steps = self.steps_to_target(trial)
+            time_to_target_s = None if steps is None else steps * trial.global_batch / throughput
+            if steps is None:
+                status, reason = TARGET_NOT_REACHED, "best accuracy 0.5"
+        self.runs[trial.trial_id] = Run(
+            trial.trial_id, status, throughput, self.now_s, seconds, reason, start_s, time_to_target_s
+        )
         self.trials[trial.trial_id] = trial
         self.now_s += seconds + 1.0
 

@@ -67,6 +67,7 @@ CHANGED: dict[str, Any] = {
     "sync_batch_norm": True,
     "broadcast_buffers": False,
     "bucket_mb": 1.0,
+    "first_bucket_mb": 1.0,
     "gradient_as_bucket_view": False,
     "static_graph": True,
     "find_unused_parameters": True,
@@ -303,6 +304,7 @@ def test_an_invalid_value_gives_one_line(fields: dict[str, Any], expected: str) 
         ({"attention": "flash"}, ("attention", "model")),
         ({"split_graph": False}, ("split_graph", "execution")),
         ({"split_graph": False, "parallel": "none", "execution": "compile"}, ("split_graph", "parallel")),
+        ({"first_bucket_mb": 1.0, "find_unused_parameters": True}, ("first_bucket_mb", "find_unused_parameters")),
         ({"activation_checkpointing": "full"}, ("activation_checkpointing", "model")),
         (
             {"fused_loss": True, "model": "gpt2_tiny", "dataset": "token_sample", "parallel": "dp"},

@@ -16,7 +16,16 @@ from trainables.probe.counter import StepCounter, clock_of, device_of
 from trainables.probe.flops import OperationCounter, why_not_countable
 from trainables.probe.gradients import LastGradient, group_size, reduction_times
 from trainables.probe.job import MIN_WARMUP_STEPS, ProbeJob, Row
-from trainables.probe.rows import evaluation_steps, launch_times, part_times, per_step, unusual_inference, usual
+from trainables.probe.rows import (
+    evaluation_steps,
+    launch_times,
+    losses,
+    part_times,
+    per_step,
+    reasons_for_nulls,
+    unusual_inference,
+    usual,
+)
 from trainables.probe.spans import Instruments, Outermost, StepSpans
 from trainables.step.timing import Clock, Mark
 
@@ -361,7 +370,8 @@ class Probe:
         tokens = usual(per_step(observed, "forward_tokens"))
         if self.job.tokens_per_sample is not None and batch is not None:
             tokens = batch * self.job.tokens_per_sample
-        self._explain_nulls(observed, batch, tokens)
+        self.nulls = reasons_for_nulls(observed, batch, tokens) | self.nulls
+        phases = [spans for number, spans in self._spans.items() if self._labels[number] == "phases"]
         peak = self._peaks.get("peak_memory_bytes")
         return {
             "entry": "loop" if self.uses_loop else "script",
@@ -379,22 +389,7 @@ class Probe:
             "gradient_bytes": self._last_gradient.gradient_bytes or None,
             "step_flops": self._flops,
             "peak_memory_by_device_bytes": None if peak is None else [peak],
+            "losses": losses(phases),
             "evaluation_steps": sorted(self.evaluated()),
             "nulls": self.nulls,
         }
-
-    def _explain_nulls(self, observed: list[StepSpans], batch: int | None, tokens: int | None) -> None:
-        names = {span.name for step in observed for span in step.spans}
-        reasons = {
-            "load_wait_s": "no torch DataLoader was used" if "load_wait" not in names else None,
-            "host_to_device_s": "no copy from host to device was seen" if "host_to_device" not in names else None,
-            "forward_s": "no call of a module with trainable parameters was seen" if "forward" not in names else None,
-            "backward_s": "no backward pass was seen" if "backward" not in names else None,
-            "samples_per_step": "neither a DataLoader's batches nor the model's inputs show it"
-            if batch is None
-            else None,
-            "tokens_per_step": "the model has no integer inputs [samples, tokens]" if tokens is None else None,
-        }
-        for name, reason in reasons.items():
-            if reason is not None and observed:
-                self.nulls.setdefault(name, reason)

@@ -1,5 +1,6 @@
 """Build the rows of steps.parquet from the marks of a script's steps."""
 
+import math
 import statistics
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from itertools import pairwise
@@ -114,3 +115,25 @@ def per_step(steps: Sequence[StepSpans], name: str) -> list[Any]:
     """Return, per step, the sum of a list of counts; None if it is empty or one of them is unknown."""
     lists = [getattr(step, name) for step in steps]
     return [sum(values) if values and None not in values else None for values in lists]
+
+
+def losses(steps: Sequence[StepSpans]) -> list[float | None]:
+    """Return the mean loss per step, None if it is not finite; empty if no step shows one. Waits for the device."""
+    if not any(step.losses for step in steps):
+        return []
+    means = [statistics.fmean(map(float, step.losses)) if step.losses else math.nan for step in steps]
+    return [mean if math.isfinite(mean) else None for mean in means]
+
+
+def reasons_for_nulls(steps: Sequence[StepSpans], batch: int | None, tokens: int | None) -> dict[str, str]:
+    """Return why quantities are null, by quantity. batch, tokens: per step, None if unknown."""
+    names = {span.name for step in steps for span in step.spans}
+    reasons = {
+        "load_wait_s": "no torch DataLoader was used" if "load_wait" not in names else None,
+        "host_to_device_s": "no copy from host to device was seen" if "host_to_device" not in names else None,
+        "forward_s": "no call of a module with trainable parameters was seen" if "forward" not in names else None,
+        "backward_s": "no backward pass was seen" if "backward" not in names else None,
+        "samples_per_step": "neither a DataLoader's batches nor the model's inputs show it" if batch is None else None,
+        "tokens_per_step": "the model has no integer inputs [samples, tokens]" if tokens is None else None,
+    }
+    return {name: reason for name, reason in reasons.items() if reason is not None and steps}

@@ -53,6 +53,8 @@ class StepSpans:
     inference_passes: int = 0
     """forward passes without gradients"""
     last_gradient: Mark = None
+    losses: list[torch.Tensor] = field(default_factory=list)
+    """per backward pass the number that it starts from, on the device, before a gradient scaler has multiplied it"""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Instruments:
         self.steps: list[StepSpans] = []
         self.thread = threading.get_ident()
         self._current = StepSpans()
+        self._unscaled: dict[int, torch.Tensor] = {}
         self._open: Span | None = None
         self._interrupts_optimizer = False
         self._restore: list[Callable[[], None]] = []
@@ -92,11 +95,14 @@ class Instruments:
             self._open = None
         self.steps.append(self._current)
         self._current = StepSpans()
+        self._unscaled.clear()
 
     def install(self, modules: Iterable[Outermost]) -> None:
         """Time loaders, copies, the given modules, backward passes, reductions and optimizers."""
         self._wrap_loaders()
         self._wrap_copies()
+        self._patch(torch.amp.GradScaler, "scale", self._note_scale)
+        self._patch(torch.autograd, "_engine_run_backward", self._note_loss)
         self._patch(torch.autograd, "_engine_run_backward", self._timed("backward"))
         for name in REDUCTIONS:
             for module in (dist, dist.distributed_c10d):
@@ -293,6 +299,33 @@ class Instruments:
         if torch.cuda.is_initialized():
             self._patch(torch.Tensor, "to", wrap)
             self._patch(torch.Tensor, "cuda", wrap)
+
+    def _note_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def scale(scaler: Any, outputs: Any) -> Any:
+            scaled = original(scaler, outputs)
+            if isinstance(outputs, torch.Tensor) and outputs.numel() == 1:
+                self._unscaled[id(scaled)] = outputs.detach().clone()
+            return scaled
+
+        return scale
+
+    def _note_loss(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Copy the number from which a backward pass starts; it is read when the loop has ended.
+
+        A copy, because a CUDA graph or torch.compile may write the next loss to the same memory. Reading a distributed
+        tensor would communicate.
+        """
+
+        @functools.wraps(original)
+        def backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
+            is_pass = kwargs.get("accumulate_grad", False) and threading.get_ident() == self.thread
+            if is_pass and len(roots) == 1 and roots[0].numel() == 1 and not hasattr(roots[0], "full_tensor"):
+                unscaled = self._unscaled.get(id(roots[0]))
+                self._current.losses.append(roots[0].detach().clone() if unscaled is None else unscaled)
+            return original(roots, *args, **kwargs)
+
+        return backward
 
     def _wrap_module(self, outermost: Outermost) -> None:
         """Wrap the call of one module. `_call_impl` contains its hooks, and under compilation the compiled code."""

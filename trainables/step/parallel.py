@@ -1,5 +1,6 @@
 """Parallel strategies: each wraps a model on its device and defines the parts of a step that it changes."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -90,17 +91,27 @@ def _over_devices(model: nn.Module, trial: Trial, group: Group) -> nn.Module:
 
 def _ddp(model: nn.Module, trial: Trial, group: Group) -> nn.Module:
     device = next(model.parameters()).device
+    sizes: dict[str, Any] = {"bucket_cap_mb": trial.bucket_mb}
+    if trial.first_bucket_mb is not None:
+        _require_bucket_sizes()
+        sizes["bucket_cap_mb_list"] = [trial.first_bucket_mb, trial.bucket_mb]  # the last one is that of all others
     wrapped = DistributedDataParallel(
         _with_sync_batch_norm(model, trial, group),
         device_ids=[device] if device.type == "cuda" else None,
         process_group=group,
-        bucket_cap_mb=trial.bucket_mb,
+        **sizes,
         gradient_as_bucket_view=trial.gradient_as_bucket_view,
         static_graph=trial.static_graph,
         find_unused_parameters=trial.find_unused_parameters,
     )
     wrapped.broadcast_buffers = trial.broadcast_buffers  # the constructor argument is deprecated in new versions
     return wrapped
+
+
+def _require_bucket_sizes() -> None:
+    """Raise ValueError if this version of torch has one size for all buckets of DDP."""
+    if "bucket_cap_mb_list" not in inspect.signature(DistributedDataParallel).parameters:
+        raise ValueError(f"first_bucket_mb requires a newer torch than {torch.__version__}; omit first_bucket_mb")
 
 
 def _with_sync_batch_norm(model: nn.Module, trial: Trial, group: Group) -> nn.Module:

@@ -88,6 +88,7 @@ class Fields(_Part):
     repeat: Count = 0
     seed: Count = 0
     bucket_mb: Annotated[float, Field(gt=0, le=1e9)] = 25.0
+    first_bucket_mb: Annotated[float, Field(gt=0, le=1e9)] | None = None
     learning_rate: Annotated[float, Field(gt=0, le=1e30)] = 1.0
     warmup_epochs: Amount = 0.0
     window_limit_s: Annotated[float, Field(gt=0)] | None = None
@@ -185,6 +186,7 @@ class _Probe(_Part):
     samples_per_step: Annotated[int | float, Field(ge=0, le=2**30)] | None = None
     tokens_per_step: Amount | None = None
     micro_batches: Annotated[int, Field(ge=0, le=2**16)] | None = None
+    losses: Annotated[list[float | None], Field(max_length=MAX_STEPS)] = []
     nulls: dict[str, Text | None] | None = None
 
 

@@ -14,6 +14,9 @@ MOST_LISTED = 4
 GOOD_INTERVAL = 0.02
 """Half the width of the interval up to which trust is good."""
 
+_PER_COST = 1e6
+"""Samples or tokens whose cost the card states."""
+
 
 def measured_advice(improvement: Improvement | None) -> CardLine | None:
     """State the gain of the changes that `improve` kept; None if it has not run to its end."""
@@ -25,8 +28,7 @@ def measured_advice(improvement: Improvement | None) -> CardLine | None:
             return None
         return CardLine("do_next", "do next", f"nothing: none of {tried} changes tried gains significantly (measured)")
     gain = improvement.gain
-    what = "throughput" if improvement.goal == "throughput" else "scaling efficiency"
-    text = f"{join(list(improvement.kept))}: measured {_percent(gain)} {what}"
+    text = f"{join(list(improvement.kept))}: measured {_percent(gain)} {improvement.raised}"
     return CardLine("do_next", "do next", text, (_quantity("measured_speed_up", gain),))
 
 
@@ -66,23 +68,52 @@ def _gain(improvement: Improvement) -> CardLine | None:
     cost = f"{trials} trial{'' if trials == 1 else 's'}, {duration(improvement.elapsed_s)}"
     if improvement.gpu_hours is not None:
         cost += f", {number(improvement.gpu_hours, 1 if improvement.gpu_hours >= 0.1 else 2)} GPU-hours"
-    unit = "tokens" if before.tokens_per_sample else "samples"
-    noun = "GPU" if improvement.on_gpus else "CPU rank"
-    start = _rate(before, improvement.ranks)
     if improvement.gain is None or after is None or not improvement.kept:
         found = "none" if _tried(improvement) else "unknown, since no change was tried"
-        text = f"{found}: {start} {unit}/s per {noun} as before; {cost}"
-        return CardLine("gain", "gain", text, ())
-    all_ranks = improvement.gain_on_all or improvement.gain
-    text = f"{start} → {_rate(after, improvement.ranks)} {unit}/s per {noun}, {_ratio(all_ranks)}"
-    quantities = [_quantity("speed_up", all_ranks)]
+        return CardLine("gain", "gain", f"{found}: {_value(improvement, before)} as before; {cost}", ())
+    quantities = [_quantity(_QUANTITIES.get(improvement.goal, "speed_up"), improvement.gain)]
+    change = f"{_value(improvement, before, unit=False)} → {_value(improvement, after)}, {_ratio(improvement.gain)}"
+    noun = _noun(improvement)
     if improvement.goal == "efficiency":
-        text += f"; efficiency {_ratio(improvement.gain)}"
-        quantities.append(_quantity("efficiency_ratio", improvement.gain))
+        all_ranks = improvement.gain_on_all or improvement.gain
+        change = f"{_value(improvement, before, unit=False)} → {_value(improvement, after)}, {_ratio(all_ranks)}"
+        change += f"; efficiency {_ratio(improvement.gain)}"
+        quantities.insert(0, _quantity("speed_up", all_ranks))
         if improvement.gain_on_one is not None:
-            text += f"; on one {noun} {_ratio(improvement.gain_on_one)}"
+            change += f"; on one {noun} {_ratio(improvement.gain_on_one)}"
             quantities.append(_quantity("speed_up_on_one", improvement.gain_on_one))
-    return CardLine("gain", "gain", f"{text}; {cost}", tuple(quantities))
+    if improvement.goal == "cost" and before.ranks != after.ranks:
+        change += f"; on {before.ranks} → {after.ranks} {noun}s"
+    if improvement.goal in ("cost", "time-to-accuracy") and improvement.gain_on_all is not None:
+        change += f"; throughput {_ratio(improvement.gain_on_all)}"
+        quantities.append(_quantity("speed_up", improvement.gain_on_all))
+    return CardLine("gain", "gain", f"{change}; {cost}", tuple(quantities))
+
+
+_QUANTITIES = {"efficiency": "efficiency_ratio", "cost": "cost_ratio", "time-to-accuracy": "time_to_target_ratio"}
+"""Names of the gain by the goal."""
+
+
+def _noun(improvement: Improvement) -> str:
+    return "GPU" if improvement.on_gpus else "CPU rank"
+
+
+def _value(improvement: Improvement, side: Side, *, unit: bool = True) -> str:
+    """Return what the goal is about: throughput per rank, cost, or time to the target accuracy."""
+    what = "tokens" if side.tokens_per_sample else "samples"
+    rate = side.throughput_samples_per_s * (side.tokens_per_sample or 1.0)
+    if improvement.goal == "time-to-accuracy" and side.time_to_target_s is not None:
+        start = (
+            "" if improvement.target_accuracy is None or not unit else f" to accuracy {improvement.target_accuracy:g}"
+        )
+        return f"{number(side.time_to_target_s, 1)} s{start}"
+    if improvement.goal == "cost":
+        hours, price = side.ranks * _PER_COST / rate / 3600, improvement.price_per_gpu_hour
+        cost = number(hours * (1.0 if price is None else price), 3)
+        return f"{cost} {f'{_noun(improvement)}-hours ' * (price is None)}per million {what}" if unit else cost
+    per_rank = rate / side.ranks
+    text = number(per_rank, 0 if per_rank >= 100 else 1)
+    return f"{text} {what}/s per {_noun(improvement)}" if unit else text
 
 
 def _kept(improvement: Improvement) -> CardLine | None:
@@ -128,8 +159,11 @@ def _loss(improvement: Improvement) -> CardLine | None:
     if improvement.loss is None:
         return None
     difference, spread, is_beyond = improvement.loss
-    verdict = "beyond" if is_beyond else "within"
-    text = f"differs by {difference:+.3g} over the same samples, {verdict} the spread of seeds, {spread:.3g}"
+    text = f"differs by {difference:+.3g} over the same samples, "
+    if spread is None:
+        text += "but how much it varies with the seed is unknown: bind the seed (--bind seed=--seed)"
+    else:
+        text += f"{'beyond' if is_beyond else 'within'} the spread of seeds, {spread:.3g}"
     return CardLine("loss", "loss", text, (Quantity("loss_difference", difference, "1"),))
 
 
@@ -143,11 +177,6 @@ def _bounds(improvement: Improvement) -> CardLine | None:
         Quantity("measured_bounds", float(measured), "bounds"),
     )
     return CardLine("bounds", "bounds", text, quantities)
-
-
-def _rate(side: Side, ranks: int) -> str:
-    rate = side.throughput_samples_per_s * (side.tokens_per_sample or 1.0) / ranks
-    return number(rate, 0 if rate >= 100 else 1)
 
 
 def _ratio(gain: MeasuredGain) -> str:

@@ -18,7 +18,7 @@ from study.improve.lever import Lever, Machine, changed_fields
 from study.improve.own_code_levers import LEVERS as OWN_CODE_LEVERS
 from study.improve.own_code_levers import varied_levers
 from study.improve.record import usage
-from study.improve.rounds import Settings
+from study.improve.rounds import Settings, timed_steps
 from study.improve.start import WINDOW_LIMIT_S, request, seconds_of, settings_for
 from tests.support.improving import CPU_NODE, GPU_NODE, NAIVE, naive_law
 from trainables.trial import Trial
@@ -29,6 +29,8 @@ CPUS = Machine([CPU_NODE])
 SHARES = {"load": 0.5, "transfer": 0.1, "host": 0.0, "wire": 0.0, "wait": 0.0, "idle": 0.0, "compute": 0.4}
 TWO_GPUS = {"model": "vgg19", "dataset": "synthetic", "image_size": 224, "device": "cuda", "world_size": 2,
             "cpus_per_rank": 16}  # fmt: skip
+GPT2 = {"model": "gpt2", "dataset": "token_sample", "device": "cuda", "cpus_per_rank": 16}
+TRAINING = {"model": "mlp", "epochs": 5}
 SCRIPT = {"script": "/train.py", "device": "cuda", "world_size": 2, "cpus_per_rank": 4}
 
 CHANGES: list[tuple[str, dict[str, Any], dict[str, Any] | None]] = [
@@ -78,6 +80,19 @@ CHANGES: list[tuple[str, dict[str, Any], dict[str, Any] | None]] = [
     ("accumulation 2x", TWO_GPUS, {"accumulation_steps": 2}),
     ("buckets 4x", TWO_GPUS, {"bucket_mb": 100.0}),
     ("buckets 1/4", TWO_GPUS, {"bucket_mb": 6.25}),
+    ("first bucket 1 MiB", TWO_GPUS, {"first_bucket_mb": 1.0}),
+    ("first bucket 1 MiB", TWO_GPUS | {"bucket_mb": 1.0}, None),
+    ("first bucket 1 MiB", NAIVE, None),
+    ("selective checkpointing, batch 2x", GPT2, {"activation_checkpointing": "selective", "batch_per_gpu": 64}),
+    ("full checkpointing, batch 2x", GPT2, {"activation_checkpointing": "full", "batch_per_gpu": 64}),
+    ("selective checkpointing, batch 2x", NAIVE, None),
+    ("selective checkpointing, batch 2x", GPT2 | {"activation_checkpointing": "full"}, None),
+    ("data on the device", TRAINING | {"loader_workers": 2}, {"resident_data": True, "loader_workers": 0}),
+    ("data on the device", TRAINING | {"epochs": 0}, None),
+    ("data on the device", TRAINING | {"resident_data": True}, None),
+    ("batch 2x", TRAINING, {"batch_per_gpu": 64, "lr_rule": "linear", "reference_batch": 32}),
+    ("batch 2x", TRAINING | {"lr_rule": "sqrt", "batch_per_gpu": 256}, {"batch_per_gpu": 512}),
+    ("batch 2x", TRAINING | {"optimizer": "adamw"}, {"batch_per_gpu": 64, "lr_rule": "sqrt", "reference_batch": 32}),
     ("gradient views", TWO_GPUS | {"gradient_as_bucket_view": False}, {"gradient_as_bucket_view": True}),
     ("static graph", TWO_GPUS, {"static_graph": True}),
     ("static graph", TWO_GPUS | {"accumulation_steps": 2}, None),
@@ -192,7 +207,10 @@ def options(**given: Any) -> dict[str, Any]:
     ("given_options", "limits", "word"),
     [
         ({}, {}, "nothing to improve"),
-        ({"model": "mlp"}, {"goal": "cost"}, "--goal"),
+        ({"model": "mlp"}, {"goal": "speed"}, "--goal"),
+        ({"model": "mlp", "gpus": "1"}, {"goal": "time-to-accuracy"}, "--target-accuracy"),
+        ({"model": "mlp", "gpus": "1", "epochs": "5"}, {}, "--epochs"),
+        ({"model": "mlp"}, {"goal": "time-to-accuracy", "trials": 14}, "at least 15"),
         ({"model": "mlp"}, {"trials": 5}, "--trials"),
         ({"model": "mlp", "gpus": "1,2"}, {}, "world_size"),
         ({"model": "mlp", "gpus": "1"}, {"goal": "efficiency"}, "--goal efficiency"),
@@ -218,6 +236,23 @@ def test_the_baseline_has_the_given_fields_and_the_first_of_several_values(tmp_p
     others = [lever for name, lever in found.levers.items() if name != "batch_per_gpu 16"]
     assert others
     assert all(lever.effect != "arithmetic" for lever in others)
+
+
+def test_with_the_goal_cost_further_numbers_of_ranks_are_levers() -> None:
+    asked = request(options(model="mlp", gpus="4,1", price_per_gpu_hour="2.5"), None, "cost", None, None, True)
+    found = settings_for(asked, [CPU_NODE])
+    changed = found.trial(("1 CPU rank",))
+    assert changed is not None
+    assert (found.base.world_size, changed.world_size, found.price_per_gpu_hour) == (4, 1, 2.5)
+    assert found.sizes_of(()) == (4,) and found.sizes_of(("1 CPU rank",)) == (1,)
+
+
+def test_a_training_is_improved_from_its_options() -> None:
+    given_options = options(model="mlp", gpus="2", epochs="5", target_accuracy="0.5")
+    found = settings_for(request(given_options, None, "time-to-accuracy", None, None, False), [CPU_NODE])
+    assert (found.base.epochs, found.base.target_accuracy, found.is_training) == (5, 0.5, True)
+    steps = timed_steps(found.base)
+    assert (steps.epochs, steps.world_size, steps.window_limit_s) == (0, 2, WINDOW_LIMIT_S)
 
 
 def test_windows_are_as_long_as_a_given_number_of_steps() -> None:

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from study.improve.attempts import UNKNOWN, Attempt
 from study.improve.evidence import Ratio
 from study.improve.factory_levers import LEVERS
-from study.improve.lever import Lever
+from study.improve.lever import Lever, size_levers
+from study.improve.own_code_levers import varied_levers
 from study.improve.record import lever_rows
-from study.improve.search import UNKNOWN, Attempt, Search, replay
+from study.improve.search import Search, replay
 from tests.support.improving import CPU_NODE, NAIVE, SimulatedTraining, null_lever, settings_of
 from trainables.trial import Trial
 
@@ -136,6 +138,25 @@ def test_a_lever_whose_trials_fail_is_a_result(status: str) -> None:
     assert "bf16" not in kept(found)
 
 
+def test_checkpointing_is_tried_only_if_the_larger_batch_runs_out_of_memory() -> None:
+    """Full checkpointing computes a third more, but most of this law's step does not depend on the batch."""
+
+    def law(trial: Trial) -> dict[str, float]:
+        again = {"none": 1.0, "selective": 1.1, "full": 4 / 3}[trial.activation_checkpointing]
+        return {"host": 0.3, "compute": 0.1 * again * trial.batch_per_gpu / 8}
+
+    def fails(trial: Trial) -> tuple[str, str] | None:
+        return ("out_of_memory", "no room") if trial.batch_per_gpu > most[trial.activation_checkpointing] else None
+
+    base = {"model": "gpt2", "dataset": "token_sample", "device": "cuda", "batch_per_gpu": 8}
+    names = ("batch 2x", "selective checkpointing, batch 2x", "full checkpointing, batch 2x")
+    for fits, expected in zip(("none", "selective", "full"), names, strict=True):
+        most = {kind: 16 if kind == fits else 8 for kind in ("none", "selective", "full")}
+        found = SimulatedTraining(law, fails=fails).search(settings_of(named(*names), base=base))
+        assert [attempt.lever for attempt in found.attempts] == list(names[: names.index(expected) + 1])
+        assert kept(found) == (expected,)
+
+
 def test_a_baseline_that_fails_ends_the_search() -> None:
     found = SimulatedTraining(fails=lambda trial: ("failed", "no such file")).search(settings_of(named("bf16")))
     assert found.problem == "no such file"
@@ -182,6 +203,147 @@ def test_a_lever_that_only_slows_down_one_rank_does_not_fix_scaling() -> None:
     assert kept(found) == ("less transfer",)
     assert found.final.value == pytest.approx(4 / 3, rel=0.02)
     assert found.final_on_one.low < 1 < found.final_on_one.high
+
+
+def test_a_lever_that_is_only_slower_on_one_rank_does_not_fix_scaling_if_transfer_hides_it() -> None:
+    """Two ranks wait for the transfer anyway, so that slower compute does not change their step."""
+
+    def law(trial: Trial) -> dict[str, float]:
+        compute_s = 0.05 * (1.5 if trial.momentum < 0.9 else 1.0) * (0.6 if trial.zero_gamma else 1.0)
+        wire_s = 0.0 if trial.world_size == 1 else max(0.0, 0.1 - compute_s)
+        return {"compute": compute_s, "wire": wire_s}
+
+    levers = [null_lever("slower", "momentum", 0.8), null_lever("faster", "zero_gamma", True)]
+    asked = settings_of(levers, base=CPU, node=CPU_NODE, goal="efficiency")
+    found = SimulatedTraining(law).search(asked)
+    attempts = {attempt.lever: attempt for attempt in found.attempts}
+    assert attempts["slower"].gain.low > 1.3
+    assert kept(found) == ()
+    whys = {row["lever"]: row["why"] for row in lever_rows(asked, found)}
+    assert whys["slower"].startswith("only slows one rank by 0.6")
+    assert whys["faster"] == "scales worse"
+
+
+def test_a_lever_that_speeds_up_one_rank_more_than_all_is_named_so() -> None:
+    def law(trial: Trial) -> dict[str, float]:
+        return {"compute": 0.05 * (0.4 if trial.zero_gamma else 1.0), "wire": 0.05 * (trial.world_size > 1)}
+
+    asked = settings_of([null_lever("fast", "zero_gamma", True)], base=CPU, node=CPU_NODE, goal="efficiency")
+    found = SimulatedTraining(law).search(asked)
+    [row] = lever_rows(asked, found)
+    assert not row["is_kept"]
+    assert row["why"].startswith("speeds up all ranks by 1.4") and "one rank by 2.5" in row["why"]
+
+
+def test_the_cheapest_number_of_ranks_is_found_with_what_makes_it_cheaper() -> None:
+    """Transfer takes 20 ms more per doubling of the ranks. `zero_gamma` saves half of the compute on each."""
+
+    def law(trial: Trial) -> dict[str, float]:
+        compute_s = 0.1 * (0.5 if trial.zero_gamma else 1.0)
+        return {"compute": compute_s, "wire": 0.02 * math.log2(trial.world_size)}
+
+    levers = [*size_levers([2, 8], "CPU rank"), null_lever("fast", "zero_gamma", True)]
+    asked = settings_of(levers, base=CPU | {"world_size": 4}, node=CPU_NODE, goal="cost")
+    found = SimulatedTraining(law).search(asked)
+    assert set(kept(found)) == {"2 CPU ranks", "fast"}
+    assert found.final.value == pytest.approx(0.14 / 0.07, rel=0.03)
+    assert found.final_on_all.value == pytest.approx(0.5 * 0.14 / 0.07, rel=0.03)
+    attempts = {attempt.lever: attempt for attempt in found.attempts}
+    assert attempts["8 CPU ranks"].gain.high < 1
+
+
+def time_law(trial: Trial) -> dict[str, float]:
+    load_s = 0.0 if trial.resident_data else 0.02
+    return {"compute": 0.001 * trial.batch_per_gpu, "load": load_s, "transfer": 0.0}
+
+
+def steps_at_batch(trial: Trial) -> float | None:
+    """Twice the batch takes 0.9 of the steps; 10 % more or less with another seed, the same for all of a seed."""
+    seed = 1 + 0.1 * math.sin(trial.seed)
+    return 1000 * seed * 0.9 ** math.log2(trial.batch_per_gpu / 32)
+
+
+FIVE_EPOCHS: dict[str, Any] = {"model": "mlp", "world_size": 2, "epochs": 5, "target_accuracy": 0.8}
+
+
+def test_the_time_to_a_target_is_compared_over_seeds_that_are_the_same_for_both() -> None:
+    asked = settings_of(
+        named("data on the device", "batch 2x"), base=FIVE_EPOCHS, node=CPU_NODE, goal="time-to-accuracy"
+    )
+    training = SimulatedTraining(time_law, steps_to_target=steps_at_batch)
+    found = training.search(asked)
+    attempts = {attempt.lever: attempt for attempt in found.attempts if not attempt.onto}
+    assert kept(found) == ("data on the device",)
+    assert found.final.value == pytest.approx(0.052 / 0.032, rel=0.03)
+    assert attempts["batch 2x"].gain.high < 1 < attempts["batch 2x"].on_all.low, "more samples/s, but later"
+    assert attempts["batch 2x"].bound is None, "its steps to the target are unknown"
+    assert attempts["data on the device"].bound == pytest.approx(0.052 / 0.032)
+    for done in found.rounds:
+        seeds = [{planned.trial.seed for planned in block if planned.trial.epochs} for block in done.blocks]
+        assert all(len(seed) == 1 for seed in seeds) and len(set(map(frozenset, seeds))) == len(seeds)
+    assert training.evidence().runs.keys() == {name for done in found.rounds for name in done.trial_ids}
+
+
+def test_a_lever_with_which_one_seed_misses_the_target_is_not_kept() -> None:
+    """The seed that reaches it is faster, but only by good fortune."""
+
+    def steps(trial: Trial) -> float | None:
+        return (100.0 if trial.seed % 2000 else None) if trial.batch_per_gpu > 32 else 1000.0
+
+    asked = settings_of(named("batch 2x"), base=FIVE_EPOCHS, node=CPU_NODE, goal="time-to-accuracy")
+    found = SimulatedTraining(time_law, steps_to_target=steps).search(asked)
+    assert kept(found) == ()
+    assert found.attempts[0].status == "target_not_reached"
+
+
+def test_a_training_that_never_reaches_its_target_ends_the_search() -> None:
+    asked = settings_of(named("batch 2x"), base=FIVE_EPOCHS, node=CPU_NODE, goal="time-to-accuracy")
+    found = SimulatedTraining(time_law, steps_to_target=lambda trial: None).search(asked)
+    assert (found.problem, found.chosen) == ("best accuracy 0.5", None)
+
+
+@given(trials=st.integers(min_value=15, max_value=50))
+@settings(max_examples=4, deadline=None)
+def test_a_search_of_trainings_never_takes_more_trials_than_its_budget(trials: int) -> None:
+    levers = named("data on the device", "batch 2x", "accumulation 2x", "loader workers, up to 8")
+    asked = settings_of(levers, base=FIVE_EPOCHS, node=CPU_NODE, goal="time-to-accuracy", trials=trials)
+    training = SimulatedTraining(time_law, noise=0.02, steps_to_target=steps_at_batch)
+    found = training.search(asked)
+    assert len(training.runs) <= trials
+    assert found.chosen is not None
+
+
+SCRIPT: dict[str, Any] = {"script": "/train.py", "world_size": 2, "cpus_per_rank": 1}
+
+
+@pytest.mark.parametrize("binds_seed", [True, False])
+@pytest.mark.parametrize(("moved", "is_kept"), [(0.05, True), (0.5, False), (math.nan, False)])
+def test_the_loss_of_a_script_is_compared_with_other_seeds_if_its_seed_is_bound(
+    binds_seed: bool, moved: float, is_kept: bool
+) -> None:
+    """Without other seeds, only a loss that is not finite is beyond them."""
+
+    def losses(trial: Trial) -> list[float]:
+        return [2.0 + 0.1 * trial.seed + (moved if trial.script_flags else 0.0)] * 20
+
+    def law(trial: Trial) -> dict[str, float]:
+        return {"compute": 0.05 if trial.script_flags else 0.1}
+
+    [amp] = varied_levers({"script_flags": ("", "--amp")})
+    base = SCRIPT | ({"bindings": "seed=--seed"} if binds_seed else {})
+    found = SimulatedTraining(law, losses=losses).search(settings_of([amp], base=base, node=CPU_NODE))
+    assert found.losses is not None
+    assert kept(found) == (("--amp",) if is_kept or (not binds_seed and moved == 0.5) else ())
+    assert math.isnan(found.losses.spread) == (not binds_seed)
+
+
+def test_a_script_whose_loss_is_not_seen_is_not_judged_by_it() -> None:
+    def law(trial: Trial) -> dict[str, float]:
+        return {"compute": 0.05 if trial.script_flags else 0.1}
+
+    [amp] = varied_levers({"script_flags": ("", "--amp")})
+    found = SimulatedTraining(law, losses=lambda trial: []).search(settings_of([amp], base=SCRIPT, node=CPU_NODE))
+    assert (kept(found), found.losses) == (("--amp",), None)
 
 
 @given(trials=st.integers(min_value=18, max_value=60), seed=st.integers(min_value=0, max_value=3))

@@ -1,8 +1,11 @@
 """Searches with a real store and simulated ranks: rounds, resume, the record, the card and the report."""
 
+import math
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +16,7 @@ from analysis.verdict.lines.improve import measured_advice
 from study.capacity import NodeCapacity
 from study.cli.configuration import Configuration
 from study.errors import ConfigurationError
-from study.improve.lever import Lever, Machine
+from study.improve.lever import Lever, Machine, size_levers
 from study.improve.observe import Observer
 from study.improve.rounds import Settings
 from study.improve.search import Search
@@ -33,31 +36,35 @@ FAST = Lever(
     "large buckets", ("compute",), "arithmetic", lambda trial, machine: {"bucket_mb": 50.0}, "check the accuracy"
 )
 BROKEN = Lever("unused", ("compute",), "order", lambda trial, machine: {"find_unused_parameters": True})
+ONE_RANK = quick_trial()
 LEVERS = [null_lever("prefetch", "prefetch_batches", 4), BROKEN, FAST]
 
 
 def play(job: Job, keeper: KeeperProxy) -> Sequence[Payload]:
-    """Simulate a rank: `FAST` gains `SPEED_UP`, `BROKEN` runs out of memory, and the loss depends on the seed."""
+    """Simulate ranks: `FAST` gains `SPEED_UP`, `BROKEN` runs out of memory, and the loss depends on the seed.
+
+    A step on two ranks takes 1.25 times as long as on one.
+    """
     trial = job.trial
     if trial.find_unused_parameters:
         raise MemoryError("no room for 8 GiB")
     noise = 1 + 0.002 * (zlib.crc32(trial.trial_id.encode()) % 100 / 50 - 1)
-    step_s = 0.1 / (SPEED_UP if trial.bucket_mb > 25 else 1.0) * noise
+    step_s = 0.1 / (SPEED_UP if trial.bucket_mb > 25 else 1.0) * noise * (1.25 if trial.world_size > 1 else 1.0)
     phases = {"load_wait_s": 0.1, "host_to_device_s": 0.0, "forward_s": 0.3, "backward_s": 0.5, "optimizer_s": 0.1}
     rows = [
-        {"rank": 0, "window": window, "step": step, "samples": trial.batch_per_gpu, "window_s": 10 * step_s}
+        {"window": window, "step": step, "samples": trial.batch_per_gpu, "window_s": 10 * step_s}
         | {"step_s": step_s, "loss": 2.0 + 0.01 * trial.seed}
         | {name: share * step_s for name, share in phases.items()}
         for window in ("warmup", "plain", "phases")
         for step in range(10)
     ]
-    return [payload_of(trial, {"steps": rows})]
+    return [payload_of(trial, {"steps": [{"rank": rank} | row for row in rows]}) for rank in range(trial.world_size)]
 
 
-def session_in(folder: Path, trials: int = 40) -> Session:
-    settings = Settings(
-        quick_trial(), {lever.name: lever for lever in LEVERS}, Machine(NODES), trials=trials, budget_s=None
-    )
+def session_in(
+    folder: Path, trials: int = 40, base: Trial = ONE_RANK, levers: Sequence[Lever] = LEVERS, **goal: Any
+) -> Session:
+    settings = Settings(base, {lever.name: lever for lever in levers}, Machine(NODES), trials=trials, **goal)
     configuration = Configuration(study="improve-mlp", out=str(folder))
     asked = Request(configuration, "", "throughput", trials, None, keep_arithmetic=False)
     return Session(asked, settings, "python -m study.scaling improve", Observer(str(folder)))
@@ -160,3 +167,47 @@ def test_a_search_that_could_try_nothing_does_not_say_that_nothing_gains(tmp_pat
     assert gain is not None
     assert gain.text.startswith("unknown")
     assert card.line("do_next") is None
+
+
+@pytest.mark.parametrize("price", [None, 2.5])
+def test_the_cost_of_a_sample_falls_on_fewer_ranks(tmp_path: Path, price: float | None) -> None:
+    pair, levers = quick_trial(world_size=2), list(size_levers([1], "CPU rank"))
+    run_search(session_in(tmp_path, 30, pair, levers, goal="cost", price_per_gpu_hour=price))
+    found = improvement_of(tmp_path)
+    assert found.kept == ("1 CPU rank",)
+    assert found.baseline is not None and found.chosen is not None
+    assert (found.baseline.ranks, found.chosen.ranks, found.price_per_gpu_hour) == (2, 1, price)
+    gain = card_at(tmp_path).line("gain")
+    assert gain is not None
+    values = {quantity.name: quantity.value for quantity in gain.quantities}
+    assert values == {"cost_ratio": pytest.approx(1.25, rel=0.01), "speed_up": pytest.approx(0.625, rel=0.01)}
+    unit = "CPU rank-hours " if price is None else ""
+    assert f" {unit}per million samples, 1.25x" in gain.text
+    assert "on 2 → 1 CPU ranks" in gain.text
+    assert "--gpus 1" in found.command
+
+
+def test_with_the_goal_efficiency_the_card_has_the_gains_on_one_rank_and_on_all(tmp_path: Path) -> None:
+    run_search(session_in(tmp_path, 40, quick_trial(world_size=2), [FAST], goal="efficiency"))
+    found = improvement_of(tmp_path)
+    assert found.kept == ()
+    [row] = found.levers
+    assert row.gain_on_one is not None and row.gain_on_all is not None
+    assert (row.gain_on_one.value, row.gain_on_all.value) == pytest.approx((SPEED_UP, SPEED_UP), rel=0.02)
+    assert row.why == "speeds up one rank and all ranks alike"
+
+
+def test_the_loss_of_a_script_is_the_mean_over_its_ranks(tmp_path: Path) -> None:
+    """As the probe reports it; null on a rank is a loss that is not finite."""
+
+    def play_script(job: Job, keeper: KeeperProxy) -> Sequence[Payload]:
+        losses = [[2.0, 1.0, 0.5], [4.0, None, 1.5]]
+        return [
+            replace(payload, evidence=replace(payload.evidence, probe={"losses": losses[rank]}))
+            for rank, payload in enumerate(play(job, keeper))
+        ]
+
+    trial = quick_trial(world_size=2)
+    store = Store.open(str(tmp_path), name="s", question="", configuration={}, versions={}, command="")
+    run_trials("s", [[trial]], store, local_cluster(NODES), ranks=SimulatedRanks(play_script))
+    assert Observer(str(tmp_path)).evidence().losses(trial.trial_id) == pytest.approx([3.0, math.nan, 1.0], nan_ok=True)

@@ -149,3 +149,14 @@ def test_a_loop_with_marked_steps_ends_by_itself_and_its_slow_loader_is_seen(log
     assert all(row["load_wait_s"] >= 4 * 0.005 for row in phases)
     assert median([row["load_wait_s"] / row["step_s"] for row in phases]) > 0.9
     assert "the loop has ended" in next(logs.glob("stream*")).read_text()
+
+
+@pytest.mark.parametrize("arguments", [[], ["--parts", "2"], ["--scale"]], ids=["plain", "accumulated", "scaled"])
+def test_losses_are_those_that_the_script_computes(arguments: list[str], logs: Path) -> None:
+    """Only in the phases window, which has instruments anyway; a gradient scaler does not change them."""
+    for rank, output in enumerate(run_on(2, "losses.py", *arguments, logs=logs)):
+        log = (logs / f"losses-{'-'.join(arguments)}-rank{rank}.log").read_text()
+        expected = [float(line.split()[1]) for line in log.splitlines() if line.startswith("loss ")]
+        steps = [row["step"] for row in rows(output, "phases")]
+        assert output.evidence["losses"] == pytest.approx([expected[step] for step in steps])
+        assert len(set(output.evidence["losses"])) == SHORT.phase_steps

@@ -66,6 +66,7 @@ def train_all(rank: int) -> dict[str, dict[str, list[torch.Tensor]]]:
     alone: Any = dist.new_group([0])
     found = {name: trained(PAIR.but(parallel=name), rank, None) for name in (*EXACT, *COMPRESSED)}
     found["small buckets"] = trained(PAIR.but(parallel="ddp_delayed", bucket_mb=0.001), rank, None)
+    found["small first bucket"] = trained(PAIR.but(first_bucket_mb=0.001), rank, None)
     found["accumulated"] = trained(PAIR.but(batch_per_gpu=2, accumulation_steps=4), rank, None)
     found["accumulated and delayed"] = trained(
         PAIR.but(batch_per_gpu=2, accumulation_steps=4, parallel="ddp_delayed"), rank, None
@@ -96,7 +97,7 @@ def visit() -> list[dict[str, dict[str, list[torch.Tensor]]]]:
 
 
 @pytest.mark.parametrize("what", ["gradients", "weights"])
-@pytest.mark.parametrize("name", [*EXACT, "small buckets"])
+@pytest.mark.parametrize("name", [*EXACT, "small buckets", "small first bucket"])
 def test_two_ranks_train_like_one_with_both_batches(visit: list[dict[str, Any]], name: str, what: str) -> None:
     expected = visit[0]["alone"][what]
     for mine, other, value in zip(visit[0][name][what], visit[1][name][what], expected, strict=True):
@@ -144,8 +145,28 @@ def test_accumulation_communicates_once_per_step() -> None:
         assert counts == [1, 1]
 
 
+@pytest.mark.parametrize("changes", [{}, {"static_graph": True}])
+def test_the_first_bucket_has_a_size_of_its_own(changes: dict[str, Any]) -> None:
+    """The gradients of a step are ready from the last layer to the first."""
+    model = PAIR.but(model="resnet18_small", bucket_mb=1.0, **changes)
+    usual, small = on_ranks(2, buckets_of_both, model, model.but(first_bucket_mb=0.01))[1]
+    assert sum(usual) == sum(small)
+    assert usual[0] > 2**20 > small[0] > 0.01 * 2**20
+    assert all(size > 2**20 for size in small[1:-1])
+
+
+def buckets_of_both(rank: int, *trials: Trial) -> list[list[int]]:
+    """Return the bytes of the buckets of a second step, in the order in which they are reduced, per trial."""
+    return [[int(marks.size_bytes) for marks in recorded_steps(rank, trial)[1]] for trial in trials]
+
+
 def reductions(rank: int, trial: Trial) -> list[int]:
     """Return the number of all-reduces in each of two steps."""
+    return [len(buckets) for buckets in recorded_steps(rank, trial)]
+
+
+def recorded_steps(rank: int, trial: Trial) -> list[list[Any]]:
+    """Return the buckets of each of two steps."""
     recorder = BucketRecorder(CpuClock(), None)
     context = build_context(trial, RankSetup(rank, CPU))
     model = context.strategy.wrap_model(context.workload.model, trial, None, compression=False)
@@ -154,7 +175,7 @@ def reductions(rank: int, trial: Trial) -> list[int]:
     for batch in islice(endless_batches(trial, context.workload, rank), 2):
         with recorder.step():
             step(batch, no_mark)
-    return [len(buckets) for buckets in recorder.steps]
+    return recorder.steps
 
 
 def compressed_gradients(rank: int) -> list[list[torch.Tensor]]:
