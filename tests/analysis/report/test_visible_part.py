@@ -25,7 +25,7 @@ from analysis.tables.batch_size import ladder
 from analysis.tables.table import Column, Table
 from analysis.text import as_html
 from tests.support.cards import RESULTS, committed_inputs
-from tests.support.frames import cpu_study, grid, write_results
+from tests.support.frames import grid, write_results
 
 ROOT = Path(__file__).parent.parent.parent.parent
 MOST_WORDS, MOST_TABLES, MOST_BYTES = 1_500, 8, 1_500_000
@@ -302,7 +302,8 @@ def test_scaling_returns_efficiencies_with_intervals(tmp_path: Path) -> None:
 
 
 def test_figure_returns_a_figure_by_name_or_lists_the_names(tmp_path: Path) -> None:
-    directory = cpu_study(tmp_path / "results")
+    trials = grid({"device": "cuda", "steps": 4}, world_size=[1, 2])
+    directory = write_results(tmp_path / "results", trials, lambda t: {"step_s": 0.1}, spread=0.0)
     figure = analysis.figure(directory, "scaling_weak")
     assert figure is not None and figure.axes
     with pytest.raises(ValueError, match=r"one of .*scaling_weak.*, got 'weak'"):
