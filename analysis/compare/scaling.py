@@ -8,11 +8,13 @@ constant.
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from analysis.measure.configurations import LAYOUT, RESULT_COLUMNS, throughput_estimates, trial_fields
 from analysis.read.fields import Fields
 from analysis.statistics import ratios_to_reference
+from analysis.two_way import Array
 
 WEAK, STRONG, NEITHER = "weak", "strong", "neither"
 PLAIN = "none"
@@ -61,11 +63,10 @@ def scaling_rows(configurations: pd.DataFrame, declared: Fields) -> pd.DataFrame
         members = members.sort_values(["series", *LAYOUT], kind="stable")
         by_series = members.groupby("series")
         first = members.index.to_series().groupby(members["series"]).transform("first")
-        external_reference = {
-            number: single
-            for number, rows in by_series
-            if (single := one_rank(rows, configurations, keys, declared)) is not None
-        }
+        starts = members.drop_duplicates("series")
+        starts = starts[starts["world_size"] > 1]
+        external_reference = dict(zip(starts["series"], one_ranks(starts, configurations, keys, declared), strict=True))
+        external_reference = {number: single for number, single in external_reference.items() if single is not None}
         reference = members["series"].map(external_reference).fillna(first).astype(int)
         several = (by_series["world_size"].transform("nunique") > 1) | members["series"].isin(list(external_reference))
         part = _against_reference(members[several], configurations, reference[several])
@@ -111,15 +112,43 @@ def one_rank(rows: pd.DataFrame, configurations: pd.DataFrame, keys: Sequence[st
     """
     if (rows["world_size"] == 1).any():
         return None
-    first = rows.iloc[0]
-    single_rank = configurations[configurations["world_size"] == 1]
-    exact = single_rank[alike(single_rank, first, keys)]
-    if len(exact):
-        return int(exact.index[0])
-    similar = single_rank[
-        alike(single_rank, first, [name for name in keys if name not in ("interconnect", *declared.timing)])
-    ]
-    return None if similar.empty else int(similar["n"].sort_values(kind="stable").index[-1])
+    return one_ranks(rows.head(1), configurations, keys, declared)[0]
+
+
+def one_ranks(
+    starts: pd.DataFrame, configurations: pd.DataFrame, keys: Sequence[str], declared: Fields
+) -> list[int | None]:
+    """Return what `one_rank` does for several series at once. starts: one configuration of each."""
+    is_single = configurations["world_size"] == 1
+    if starts.empty or not is_single.any():
+        return [None] * len(starts)
+    columns = {name: _codes(starts[name], configurations[name][is_single]) for name in keys}
+    singles = configurations["n"][is_single]
+    most_repeats = np.argsort(singles.to_numpy(), kind="stable")[::-1]
+    anyhow = [name for name in keys if name not in ("interconnect", *declared.timing)]
+    result: list[int | None] = []
+    for row in range(len(starts)):
+        exact = _equal(columns, keys, row, len(starts))
+        similar = _equal(columns, anyhow, row, len(starts))[most_repeats]
+        if exact.any():
+            result.append(int(singles.index[int(exact.argmax())]))
+        else:
+            result.append(int(singles.index[int(most_repeats[similar.argmax()])]) if similar.any() else None)
+    return result
+
+
+def _codes(first: pd.Series, second: pd.Series) -> Array:
+    """Return a number per value of two columns, the same for equal values; null equals null."""
+    values = np.concatenate([first.to_numpy(dtype=object), second.to_numpy(dtype=object)])
+    return pd.factorize(values)[0]
+
+
+def _equal(columns: Mapping[str, Array], names: Sequence[str], row: int, others_from: int) -> Array:
+    """Return which of the rows from `others_from` on equal `row` in these columns."""
+    result = np.ones(len(next(iter(columns.values()))) - others_from, dtype=bool)
+    for name in names:
+        result &= columns[name][others_from:] == columns[name][row]
+    return result
 
 
 def alike(rows: pd.DataFrame, one: Mapping[str, Any] | pd.Series, names: Sequence[str]) -> "pd.Series[bool]":
@@ -167,11 +196,12 @@ def _against_plain(
 ) -> pd.DataFrame:
     """Return plain_efficiency of the members of each series, see `scaling_rows`; indexed by configuration."""
     plain: dict[Hashable, int] = {}
-    for _, rows in members.groupby("series") if "parallel" in members else ():
-        several = rows[(rows["world_size"] > 1) & (rows["parallel"] != PLAIN)].assign(parallel=PLAIN)
-        single = one_rank(several, configurations, keys, declared) if len(several) else None
-        if single is not None:
-            plain |= dict.fromkeys(rows.index, single)
+    if "parallel" in members:
+        several = members[(members["world_size"] > 1) & (members["parallel"] != PLAIN)]
+        starts = several.drop_duplicates("series").assign(parallel=PLAIN)
+        singles = dict(zip(starts["series"], one_ranks(starts, configurations, keys, declared), strict=True))
+        of_member = {index: singles.get(number) for index, number in members["series"].items()}
+        plain = {index: single for index, single in of_member.items() if single is not None}
     reference = pd.Series(plain, dtype="int64")
     ratio = ratios_to_reference(throughput_estimates(configurations), reference)
     ranks = members["world_size"].reindex(reference.index).astype(float)

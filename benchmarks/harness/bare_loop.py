@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torchvision
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.harness.turns import LEAD_STEPS, Turns
@@ -84,6 +83,8 @@ def training(job: dict[str, Any], device: torch.device, group: Any = None) -> Ca
 
 def _eager(job: dict[str, Any], device: torch.device, group: Any) -> Callable[[], None]:
     options = job.get("ddp", {})
+    import torchvision  # takes as long as torch, which those who only read results do not need
+
     model = getattr(torchvision.models, job["model"])(num_classes=1000).to(device, memory_format=torch.channels_last)
     if options is not None:
         ids = [device] if device.type == "cuda" else None

@@ -415,7 +415,7 @@ def cpu_study(directory: Path) -> Path:
 
 
 def gpu_study(directory: Path) -> Path:
-    """Write 180 trials: 1, 2, 4 GPUs x 3 batches x 2 worker counts x 2 precisions x 5 repeats. Some did not finish."""
+    """Write 108 trials: 1, 2, 4 GPUs x 3 batches x 2 worker counts x 2 precisions x 3 repeats. Some did not finish."""
     base = {"device": "cuda", "model": "resnet50", "image_size": 224, "cpus_per_rank": 8, "steps": 30}
     trials = grid(
         base,
@@ -423,7 +423,7 @@ def gpu_study(directory: Path) -> Path:
         batch_per_gpu=[32, 128, 512],
         loader_workers=[4, 8],
         precision=["bf16", "fp32"],
-        repeat=range(5),
+        repeat=range(3),
     )
     unfinished = [
         t for t in trials if t["batch_per_gpu"] == 512 and t["precision"] == "fp32" and t["loader_workers"] == 8

@@ -14,7 +14,7 @@ import pytest
 import ray
 import yaml
 
-from tests.support.hosts import ROOT, Host, Hosts, start_ray
+from tests.support.hosts import ROOT, Host, Hosts
 from tests.support.system import HOSTS, needs
 
 pytestmark = [pytest.mark.timeout(1500), needs("rsync", *HOSTS)]
@@ -43,6 +43,15 @@ try:
 except ClusterError as error:
     print("error:", error)
 """
+OLDER_RAY = """
+import sys
+import ray
+from ray._common.usage import usage_lib
+ray.init(sys.argv[1])
+ray.__version__ = "2.59.0"
+usage_lib.put_cluster_metadata(ray._private.worker.global_worker.gcs_client, ray_init_cluster=False)
+"""
+"""Overwrites the version that the cluster's head reports."""
 
 
 OLDER = {"RAY_UP_enable_autoscaler_v2": "0"}
@@ -73,46 +82,37 @@ def launch(hosts: Hosts, *arguments: str, timeout_s: float = 600) -> subprocess.
     return hosts.console.run(["ray", *arguments], env=OLDER, cwd=str(ROOT), timeout_s=timeout_s)
 
 
-def test_a_study_runs_on_a_cluster_from_ray_up_and_ray_down_leaves_nothing(no_figures: None) -> None:
-    with Hosts(3) as hosts:
-        home = hosts.console.tmp / "home"
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    """Yield three hosts on which `ray up` has started a cluster, with its head on the first."""
+    with Hosts(3) as made:
+        home = made.console.tmp / "home"
         (home / ".ray").mkdir(mode=0o700)
         (home / ".ray/auth_token").write_text(TOKEN)
         (home / ".ray/auth_token").chmod(0o600)
-        (hosts.console.tmp / "cluster.yaml").write_text(yaml.safe_dump(configuration(hosts)))
-        launch(hosts, "up", "-y", "--no-config-cache", "/tmp/cluster.yaml")
+        (made.console.tmp / "cluster.yaml").write_text(yaml.safe_dump(configuration(made)))
+        launch(made, "up", "-y", "--no-config-cache", "/tmp/cluster.yaml")
         # the head's autoscaler starts the workers
-        launch(hosts, "exec", "/tmp/cluster.yaml", f"timeout 400 python -c {shlex.quote(WAIT)}")
-        assert [oct((host.tmp / "home/.ray/auth_token").stat().st_mode & 0o777) for host in hosts] == ["0o600"] * 3
+        launch(made, "exec", "/tmp/cluster.yaml", f"timeout 400 python -c {shlex.quote(WAIT)}")
+        yield made
 
-        done = launch(hosts, "exec", "/tmp/cluster.yaml", f"cd ~/scaling-study && {STUDY}")
-        said = done.stdout + done.stderr
-        assert f"the Ray cluster at {hosts[0].address}:6379: 3 nodes, 0 GPUs, " in said
-        assert "this machine alone" not in said
-        launch(hosts, "rsync-down", "/tmp/cluster.yaml", "~/scaling-study/results/", "/tmp/results/")
-        (record,) = [json.loads(path.read_text()) for path in hosts.console.tmp.glob("results/up/trials/*/trial.json")]
-        assert (record["status"], record["reason"]) == ("done", "")
-        assert (hosts.console.tmp / "results/up/report/index.html").is_file()
-        hosts_of_ranks = {node["node_id"]: node["host"] for node in record["environment"]["nodes"]}
-        ranks = Counter(hosts_of_ranks[rank["node_id"]] for rank in record["environment"]["ranks"])
-        assert ranks == {"host2": 2, "host3": 2}  # none on the head
 
-        launch(hosts, "down", "-y", "/tmp/cluster.yaml")
-        for host in hosts[1:]:  # as in clusters/local.yaml: `ray down` stops only the head
-            quiet = ["-o", "StrictHostKeyChecking=no", host.address]
-            hosts.console.run(["ssh", *quiet, "scaling-study/.venv/bin/ray stop"])
-        assert [processes_of_ray(host) for host in hosts] == [[], [], []]
+def test_a_study_runs_on_a_cluster_from_ray_up(hosts: Hosts) -> None:
+    assert [oct((host.tmp / "home/.ray/auth_token").stat().st_mode & 0o777) for host in hosts] == ["0o600"] * 3
+    done = launch(hosts, "exec", "/tmp/cluster.yaml", f"cd ~/scaling-study && {STUDY}")
+    said = done.stdout + done.stderr
+    assert f"the Ray cluster at {hosts[0].address}:6379: 3 nodes, 0 GPUs, " in said
+    assert "this machine alone" not in said
+    launch(hosts, "rsync-down", "/tmp/cluster.yaml", "~/scaling-study/results/", "/tmp/results/")
+    (record,) = [json.loads(path.read_text()) for path in hosts.console.tmp.glob("results/up/trials/*/trial.json")]
+    assert (record["status"], record["reason"]) == ("done", "")
+    assert (hosts.console.tmp / "results/up/report/index.html").is_file()
+    hosts_of_ranks = {node["node_id"]: node["host"] for node in record["environment"]["nodes"]}
+    ranks = Counter(hosts_of_ranks[rank["node_id"]] for rank in record["environment"]["ranks"])
+    assert ranks == {"host2": 2, "host3": 2}  # none on the head
 
 
 # ----------------------------------------------------------------------------------------------- refused connections
-
-
-@pytest.fixture(scope="module")
-def head() -> Iterator[Host]:
-    """Start a cluster's head on a host. Its token in ~/.ray/auth_token is all zeros."""
-    with Hosts(1) as hosts:
-        start_ray(hosts, cpus=1)
-        yield hosts[0]
 
 
 def joining(head: Host, **env: str) -> list[str]:
@@ -125,29 +125,38 @@ def joining(head: Host, **env: str) -> list[str]:
 COPY = "copy ~/.ray/auth_token from the cluster's head to this host (chmod 600), or set RAY_AUTH_TOKEN to what is in it"
 
 
-def test_a_wrong_token_is_one_line_with_its_source(head: Host) -> None:
+def test_a_wrong_token_is_one_line_with_its_source(hosts: Hosts) -> None:
+    head = hosts[0]
     assert joining(head, RAY_AUTH_TOKEN="1" * 64) == [
         f"error: the Ray cluster at {head.address}:6379 refuses the token in RAY_AUTH_TOKEN; fix: {COPY}"
     ]
 
 
-def test_no_token_is_one_line(head: Host) -> None:
+def test_no_token_is_one_line(hosts: Hosts) -> None:
+    head = hosts[0]
     assert joining(head, HOME="/tmp") == [
         f"error: the Ray cluster at {head.address}:6379 wants a token, and there is none here; fix: {COPY}"
     ]
 
 
-def test_disabled_authentication_is_one_line(head: Host) -> None:
+def test_disabled_authentication_is_one_line(hosts: Hosts) -> None:
+    head = hosts[0]
     line = f"the Ray cluster at {head.address}:6379 wants a token, and RAY_AUTH_MODE=disabled sends none"
     assert joining(head, RAY_AUTH_MODE="disabled") == [f"error: {line}; fix: export RAY_AUTH_MODE=token"]
 
 
-def test_another_version_of_ray_on_the_cluster_is_one_line_with_both_versions(head: Host) -> None:
-    older = "import ray; ray.__version__ = '2.59.0'; from ray.scripts.scripts import main; main()"
-    head.run(["ray", "stop", "--force"])
-    start = ["start", "--head", "--port=6379", f"--node-ip-address={head.address}", "--num-cpus=1", SMALL]
-    head.run([sys.executable, "-c", older, *start], timeout_s=400)
+def test_another_version_of_ray_on_the_cluster_is_one_line_with_both_versions(hosts: Hosts) -> None:
+    head = hosts[0]
+    head.run([sys.executable, "-c", OLDER_RAY, f"{head.address}:6379"], timeout_s=240)
     python = platform.python_version()
     versions = f"runs Ray 2.59.0 on Python {python}, and this process Ray {ray.__version__} on Python {python}"
     mend = "install the same requirements.lock, on the same Python, here and on all nodes"
     assert joining(head) == [f"error: the Ray cluster at {head.address}:6379 {versions}; fix: {mend}"]
+
+
+def test_ray_down_leaves_no_process(hosts: Hosts) -> None:
+    launch(hosts, "down", "-y", "/tmp/cluster.yaml")
+    for host in hosts[1:]:  # as in clusters/local.yaml: `ray down` stops only the head
+        quiet = ["-o", "StrictHostKeyChecking=no", host.address]
+        hosts.console.run(["ssh", *quiet, "scaling-study/.venv/bin/ray stop"])
+    assert [processes_of_ray(host) for host in hosts] == [[], [], []]

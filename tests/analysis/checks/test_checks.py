@@ -22,7 +22,7 @@ from tests.support.sizes import sampled
 
 CONFIGURATIONS, REPEATS, STEPS = 20, 5, 24
 TRIALS = CONFIGURATIONS * REPEATS
-STUDIES = sampled(60, 3)
+STUDIES = sampled(60, 6)
 
 Change = Callable[[pd.DataFrame, pd.DataFrame], None]
 

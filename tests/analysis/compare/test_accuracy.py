@@ -3,6 +3,7 @@
 import json
 import math
 import warnings
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -365,30 +366,45 @@ def test_trainings_that_differ_in_more_than_number_format_are_not_compared_by_it
     assert by_precision(result.accuracy).empty and by_precision(None).empty
 
 
-@pytest.mark.parametrize(
-    "lacking",
-    ["lr_rule", "warmup", "warmup_epochs", "reference_batch", "learning_rate", "optimizer", "precision", "repeat",
-     "accumulation_steps"],
+NEWER = (
+    "lr_rule", "warmup", "warmup_epochs", "reference_batch", "learning_rate", "optimizer", "precision", "repeat",
+    "accumulation_steps",
 )  # fmt: skip
-@pytest.mark.parametrize("everywhere", [True, False])
-def test_trainings_whose_records_lack_a_field_are_compared_and_reported(
-    tmp_path: Path, lacking: str, everywhere: bool
-) -> None:
-    write_study(tmp_path)
+
+
+def lacking_study(directory: Path, lacking: Collection[str], everywhere: bool) -> Path:
+    """Write four trainings, of which all or half do not record these fields."""
+    write_study(directory)
     for seed in range(2):
         for batch in (128, 256):
             fields = TRAINING | {"batch_per_gpu": batch, "seed": seed, "repeat": seed}
             if everywhere or seed:
-                fields = {name: value for name, value in fields.items() if name != lacking}
+                fields = {name: value for name, value in fields.items() if name not in lacking}
             frame = epochs(TRAINING | {"batch_per_gpu": batch}, 0.9)
-            write_training(tmp_path, TRAINING | fields, frame)
-            path = next(path for path in tmp_path.rglob("trial.json") if is_of(path, seed, batch))
+            write_training(directory, TRAINING | fields, frame)
+            path = next(path for path in directory.rglob("trial.json") if is_of(path, seed, batch))
             path.write_text(json.dumps(json.loads(path.read_text()) | {"trial": fields}))
-    known = with_models(analyse(load(tmp_path)))
+    return directory
+
+
+@pytest.mark.parametrize("lacking", [*((name,) for name in NEWER), NEWER])
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_trainings_whose_records_lack_a_field_are_compared(
+    tmp_path: Path, lacking: Collection[str], everywhere: bool
+) -> None:
+    known = with_models(analyse(load(lacking_study(tmp_path, lacking, everywhere))))
     assert known.accuracy is not None
     assert known.accuracy.runs["global_batch"].tolist().count(128) == 2
     assert not known.accuracy.cells["recipe"].str.contains("nan").any()
-    write_report(tmp_path)
+    if everywhere:
+        assert [table.title for make in TABLES.values() if len((table := make(known)).frame)]
+        assert answer(known)
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_trainings_whose_records_lack_all_newer_fields_are_reported(tmp_path: Path, everywhere: bool) -> None:
+    write_report(lacking_study(tmp_path, NEWER, everywhere))
+    assert (tmp_path / "report/index.html").exists()
 
 
 def is_of(path: Path, seed: int, batch: int) -> bool:

@@ -275,21 +275,24 @@ def broken(directory: Path, batch: int, status: str = "failed", reason: str = "C
     return directory
 
 
-@pytest.mark.parametrize("status", ["failed", "timeout", "out_of_memory"])
 def test_a_configuration_that_fails_in_b_only_is_a_regression(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], status: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = folder(tmp_path / "a", trials([1], [32, 64]), lambda fields: 0.1)
-    after = broken(folder(tmp_path / "b", trials([1], [32, 64]), lambda fields: 0.1), 64, status)
-    [failure] = compare(before, after).failed
-    assert (failure.label, failure.status, failure.reason, failure.trials) == (
-        "batch 64 per GPU", status, "CUDA error: boom", 3,
-    )  # fmt: skip
+    statuses = {64: "failed", 128: "timeout", 256: "out_of_memory"}
+    before = folder(tmp_path / "a", trials([1], [32, *statuses]), lambda fields: 0.1)
+    after = folder(tmp_path / "b", trials([1], [32, *statuses]), lambda fields: 0.1)
+    for batch, status in statuses.items():
+        broken(after, batch, status)
+    failures = compare(before, after).failed
+    assert {(failure.label, failure.status, failure.reason, failure.trials) for failure in failures} == {
+        (f"batch {batch} per GPU", status, "CUDA error: boom", 3) for batch, status in statuses.items()
+    }
     assert compare(before, after).only_a == ()
     arguments = ["compare", str(before), str(after)]
     assert main(arguments) == DONE
     assert main([*arguments, "--fail-above", "5%", "--allow-missing"]) == SOME_FAILED
-    assert "failed in B, done in A: batch 64 per GPU: " in capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split()).partition("failed in B, done in A: ")[2]
+    assert all(f"batch {batch} per GPU: " in out for batch in statuses)
     assert main([*arguments, "--fail-above", "5%", "--json"]) == SOME_FAILED
     assert json.loads(capsys.readouterr().out)["failed"][0]["reason"] == "CUDA error: boom"
     assert compare(after, before).failed == (), "it failed in A"

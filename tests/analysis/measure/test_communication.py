@@ -96,7 +96,7 @@ def any_step(draw: st.DrawFn) -> tuple[str, list[list[float]], list[list[float]]
     return trial_id, ready, [ends.tolist()] * ranks, last
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(any_step())
 def test_hidden_and_exposed_add_up_to_the_union_and_so_do_wire_and_wait(step: Any) -> None:
     rows = frames(*step)

@@ -1,7 +1,7 @@
 """Any change to the records and tables of a results folder gives a report or one line, without a warning of a library.
 
 The limit is of CPU time, because other programs on the machine make a report slow, but not expensive. Continuous
-integration tries 200 changes (.ci/run). All of them, in half an hour:
+integration tries 100 changes (.ci/run). All of them, in half an hour:
 
     FOLDER_EXAMPLES=2000 pytest -s tests/analysis/report/test_any_folder.py
 """
@@ -29,7 +29,7 @@ from analysis.report.report import write_report
 from tests.support.frames import FIELDS, RECORDED, communication, record, steps
 from tests.support.trainings import TRAINING, epochs
 
-EXAMPLES = int(os.environ.get("FOLDER_EXAMPLES", "12"))
+EXAMPLES = int(os.environ.get("FOLDER_EXAMPLES", "8"))
 LONGEST_CPU_S = 10.0
 LONGEST_S = 120
 """more than a report takes on a busy machine: beyond it, one hangs"""

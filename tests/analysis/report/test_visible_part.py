@@ -12,8 +12,8 @@ import yaml
 import analysis
 from analysis.figures.answers import work_rows
 from analysis.figures.style import INK
-from analysis.predict.inputs import report_inputs, with_models
-from analysis.read.results import load, load_reduced
+from analysis.predict.inputs import with_models
+from analysis.read.results import load
 from analysis.report.answer_tables import MOST_ROWS, largest_steps, outlook, phases_of_headline, scales
 from analysis.report.methods import CITATION, bibtex, methods
 from analysis.report.picture import first_drawn
@@ -24,10 +24,10 @@ from analysis.study import analyse
 from analysis.tables.batch_size import ladder
 from analysis.tables.table import Column, Table
 from analysis.text import as_html
-from tests.support.frames import cpu_study, grid, write_results
+from tests.support.cards import RESULTS, committed_inputs
+from tests.support.frames import grid, write_results
 
 ROOT = Path(__file__).parent.parent.parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 MOST_WORDS, MOST_TABLES, MOST_BYTES = 1_500, 8, 1_500_000
 MOST_FIGURE_WORDS = 300
 QUESTIONS = [
@@ -161,7 +161,7 @@ def test_a_long_ladder_shows_its_first_and_best_steps_and_leaves_out_those_that_
 
 
 def test_the_table_of_a_ladder_has_no_empty_cell_and_names_what_is_compared() -> None:
-    inputs = report_inputs(load_reduced(RESULTS / "acceleration-ladder"))[0]
+    inputs = committed_inputs("acceleration-ladder")[0]
     table = ladder(inputs)
     first = table.frame.groupby("machine", sort=False).head(1)
     assert (first["step_ratio"] == 1).all()
@@ -172,7 +172,7 @@ def test_the_table_of_a_ladder_has_no_empty_cell_and_names_what_is_compared() ->
 
 
 def test_what_is_not_resolved_is_not_explained_either() -> None:
-    inputs = report_inputs(load_reduced(RESULTS / "interconnect" / "unlimited"))[0]
+    inputs = committed_inputs("interconnect/unlimited")[0]
     assert inputs.headlines[0].scaling is not None and inputs.headlines[0].scaling["efficiency_more"] > 0
     assert inputs.lost_ranks == {}
     assert not [text for text in holds_back(inputs) if "lost" in text]
@@ -189,7 +189,7 @@ def test_options_and_percentages_stay_on_one_line() -> None:
 
 def test_figures_of_a_study_with_many_configurations_show_a_part(tmp_path: Path) -> None:
     """48 configurations in 8 panels make 48 bars and 24 lines; the complete figures are among everything else."""
-    inputs = report_inputs(load_reduced(RESULTS / "forum-phases"))[0]
+    inputs = committed_inputs("forum-phases")[0]
     shown: set[str] = set()
     words = 0
     for question in questions(inputs):
@@ -218,7 +218,7 @@ def test_constant_and_empty_columns_say_nothing() -> None:
 
 
 def test_the_best_and_the_worst_series_are_listed_if_there_are_many() -> None:
-    inputs = report_inputs(load_reduced(RESULTS / "default-4gpu"))[0]
+    inputs = committed_inputs("default-4gpu")[0]
     table = scales(inputs)
     rows = inputs.scaling[inputs.scaling["ideal"] > 1]
     rows = rows[rows["world_size"] == rows.groupby("series")["world_size"].transform("max")]
@@ -230,7 +230,7 @@ def test_the_best_and_the_worst_series_are_listed_if_there_are_many() -> None:
 
 
 def test_the_outlook_lists_predictions_only() -> None:
-    inputs = report_inputs(load_reduced(RESULTS / "default-4gpu"))[0]
+    inputs = committed_inputs("default-4gpu")[0]
     table = outlook(inputs)
     assert len(table.frame) and table.frame["step_s"].notna().all()
     assert set(table.frame["world_size"]) == {8, 16}
@@ -249,7 +249,7 @@ def test_actions_ask_for_what_the_study_lacks(tmp_path: Path) -> None:
     )  # fmt: skip
     assert actions(analyse(load(quiet))) == []
     for name in ("default-4gpu", "communication", "hpml-lab4"):
-        found = actions(report_inputs(load_reduced(RESULTS / name))[0])
+        found = actions(committed_inputs(name)[0])
         assert 0 < len(found) <= MOST_ACTIONS + 1
         assert all(len(line.split()) < 40 for line in found)
 
@@ -302,7 +302,8 @@ def test_scaling_returns_efficiencies_with_intervals(tmp_path: Path) -> None:
 
 
 def test_figure_returns_a_figure_by_name_or_lists_the_names(tmp_path: Path) -> None:
-    directory = cpu_study(tmp_path / "results")
+    trials = grid({"device": "cuda", "steps": 4}, world_size=[1, 2])
+    directory = write_results(tmp_path / "results", trials, lambda t: {"step_s": 0.1}, spread=0.0)
     figure = analysis.figure(directory, "scaling_weak")
     assert figure is not None and figure.axes
     with pytest.raises(ValueError, match=r"one of .*scaling_weak.*, got 'weak'"):

@@ -138,7 +138,11 @@ def test_every_table_distinguishes_interconnects(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("base", [GPU, {}], ids=["gpu", "cpu"])
-def test_one_rank_or_no_breakdown_means_no_communication_section(tmp_path: Path, base: dict[str, Any]) -> None:
+def test_one_rank_or_no_breakdown_means_no_communication_section(
+    tmp_path: Path, base: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show_figures(monkeypatch, OURS)
+
     def law(fields: dict[str, Any]) -> dict[str, Any]:
         return {"step_s": 0.1}
 

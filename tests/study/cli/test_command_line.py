@@ -703,7 +703,6 @@ def test_a_report_that_cannot_be_written_is_exit_code_74_and_the_same_command_co
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    no_figures: None,
 ) -> None:
     out = tmp_path / "out"
     store = open_store(out)
@@ -721,13 +720,12 @@ def test_a_report_that_cannot_be_written_is_exit_code_74_and_the_same_command_co
             (out / "study.json").write_text("{")
         return store
 
-    monkeypatch.setattr(session, "_open", open_and_damage)
-    assert main(["run", "smoke", "--out", str(out)]) == 74
+    with monkeypatch.context() as during_the_run:
+        during_the_run.setattr(session, "_open", open_and_damage)
+        assert main(["run", "smoke", "--out", str(out)]) == 74
     error, advice = capsys.readouterr().err.splitlines()[-2:]
     assert error.startswith("error: no report: ") and str(out) in error and "DIR" not in error
     assert advice.startswith(f"warning: the trials in {out}/trials are kept; run the same command again: ")
-    monkeypatch.undo()
-    monkeypatch.setattr(session, "local_capacity", lambda: CPU_HOST)
     damaged = {"report is a file": out / "report", "damaged study.json": out / "study.json"}
     if damage in damaged:
         damaged[damage].unlink()

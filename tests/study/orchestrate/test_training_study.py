@@ -1,5 +1,6 @@
 """Trainings on CPU ranks under real Ray: concurrent, killed, and resumed from checkpoints."""
 
+import json
 import os
 import re
 import signal
@@ -19,7 +20,6 @@ from study.orchestrate.tune import run_trials
 from study.store import checkpoints
 from study.store.store import Store
 from tests.support.orchestration import new_store, workload_trial
-from tests.support.trials import quick_trial
 from trainables.trial import Trial
 
 pytestmark = pytest.mark.timeout(600)
@@ -32,6 +32,11 @@ LONG = 40
 def training(name: str, folder: Path, epochs: int = EPOCHS) -> Trial:
     fields: dict[str, Any] = {"epochs": epochs, "world_size": 1, "batch_per_gpu": 32, "deterministic": True}
     return workload_trial(name, data_dir=str(folder), **fields)
+
+
+def trainings(folder: Path) -> list[Trial]:
+    """Return a training, one with a rank that dies once, and one that takes longer than ending a killed driver."""
+    return [training("trains", folder), training("dies_once", folder), training("trains", folder, LONG)]
 
 
 class ObservedRun:
@@ -58,78 +63,75 @@ def curve(store: Store, trial: Trial) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if not name.endswith("_s")} for row in rows]
 
 
-def test_a_killed_rank_ends_only_its_own_training_which_resumes_in_the_next_run(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    store = new_store(tmp_path / "results")
-    timed, sound, dying = quick_trial(), training("trains", tmp_path), training("dies_once", tmp_path)
-    first = ObservedRun([sound, timed, dying], store, cluster)
-    statuses = {trial_id: record["status"] for trial_id, record in first.records.items()}
-    assert statuses == {timed.trial_id: "done", sound.trial_id: "done", dying.trial_id: "failed"}
-    assert re.match(r"rank 0 on node .* died: ", first.records[dying.trial_id]["reason"])
-
-    kinds = [(event.kind, event.trial) for event in first.events if event.trial]
-    assert kinds.index(("trial_ended", timed)) < kinds.index(("trial_started", sound)), "timed trials run alone"
-    assert kinds.index(("trial_started", dying)) < kinds.index(("trial_ended", sound))
-    ranks = {trial.trial_id: first.records[trial.trial_id]["environment"]["ranks"] for trial in (timed, sound)}
-    assert [ranks[trial.trial_id][0]["concurrent"] for trial in (timed, sound)] == [1, 2]
-
-    epochs = first.epochs_of(sound)
-    assert epochs == list(range(1, len(epochs) + 1)) and len(epochs) >= EPOCHS - 3, "polled once per second"
-    [end] = [event for event in first.events if event.kind == "trial_ended" and event.trial == sound]
-    assert end.summary["epoch"] == EPOCHS
-    assert end.summary["validation_top1"] == curve(store, sound)[-1]["validation_top1"]
-    assert end.summary["throughput_samples_per_s"] > 0
-
-    assert checkpoints.load(store, sound.trial_id) is None
-    assert checkpoints.load(store, dying.trial_id) is not None
-    second = ObservedRun([dying], store, cluster)
-    assert second.records[dying.trial_id]["status"] == "done"
-    assert min(second.epochs_of(dying)) == 3
-    assert curve(store, dying) == curve(store, sound), "equal to the uninterrupted training with the same seed"
-    assert not Path(store.root, "checkpoints").exists()
-
-
 DRIVER = """
+import json
 import sys
 from pathlib import Path
 from study.orchestrate.cluster import connect
 from study.orchestrate.tune import run_trials
 from tests.support.orchestration import new_store
-from tests.study.orchestrate.test_training_study import LONG, training
+from tests.study.orchestrate.test_training_study import trainings
+
+class Log:
+    def __init__(self, path):
+        self.path = path
+
+    def __call__(self, event):
+        line = [event.kind, event.trial.trial_id if event.trial else None, event.summary]
+        with open(self.path, "a") as file:
+            print(json.dumps(line), file=file)
 
 with connect(sys.argv[2]) as cluster:
     folder = Path(sys.argv[1])
-    trials = [[training("trains", folder, LONG)]]
-    run_trials("test", trials, new_store(folder / "results"), cluster, checkpoint_every_s=0.0)
+    options = {"max_concurrent": 2, "checkpoint_every_s": 0.0, "on_event": Log(str(folder / "events"))}
+    run_trials("test", [trainings(folder)], new_store(folder / "results"), cluster, **options)
 """
 
 
-def test_the_next_driver_resumes_from_the_checkpoint_of_a_killed_one(
+def test_a_killed_rank_ends_only_its_training_and_the_next_driver_resumes_it_and_those_of_a_killed_driver(
     cluster: Cluster, local_ray: str, tmp_path: Path
 ) -> None:
-    trial = training("trains", tmp_path, LONG)
+    sound, dying, long = trainings(tmp_path)
     with (tmp_path / "driver.log").open("w") as log:
         environment = os.environ | {"PYTHONPATH": os.getcwd()}
         driver = subprocess.Popen(
             [sys.executable, "-c", DRIVER, str(tmp_path), local_ray], stdout=log, stderr=log, env=environment
         )
-    checkpoint = tmp_path / "results" / "checkpoints" / trial.trial_id / "latest.pt"
+    store = new_store(tmp_path / "results")
+    checkpoint = tmp_path / "results" / "checkpoints" / long.trial_id / "latest.pt"
     deadline_s = time.monotonic() + 300
-    while not checkpoint.exists():
+    while not checkpoint.exists() or store.statuses() != {sound.trial_id: "done", dying.trial_id: "failed"}:
         assert driver.poll() is None and time.monotonic() < deadline_s, (tmp_path / "driver.log").read_text()
         time.sleep(0.1)
     time.sleep(1.0)
     os.kill(driver.pid, signal.SIGKILL)
     driver.wait()
+    assert store.statuses().keys() == {sound.trial_id, dying.trial_id}, "the driver was killed too late"
     while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:  # until its ranks have ended
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
 
-    store = new_store(tmp_path / "results")
-    assert store.statuses() == {}
-    second = ObservedRun([trial], store, cluster)
-    assert second.records[trial.trial_id]["status"] == "done"
-    assert min(second.epochs_of(trial)) > 1
-    assert [row["epoch"] for row in curve(store, trial)] == list(range(1, LONG + 1))
+    records = {record["trial_id"]: record for record in store.records()}
+    assert re.match(r"rank 0 on node .* died: ", records[dying.trial_id]["reason"])
+    assert records[sound.trial_id]["environment"]["ranks"][0]["concurrent"] == 2
+    events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
+    kinds = [(kind, trial_id) for kind, trial_id, _ in events if trial_id]
+    assert kinds.index(("trial_started", dying.trial_id)) < kinds.index(("trial_ended", sound.trial_id))
+    epochs = [row["epoch"] for kind, trial_id, row in events if (kind, trial_id) == ("epoch_ended", sound.trial_id)]
+    assert epochs == list(range(1, len(epochs) + 1)) and len(epochs) >= EPOCHS - 3, "polled once per second"
+    [end] = [row for kind, trial_id, row in events if (kind, trial_id) == ("trial_ended", sound.trial_id)]
+    assert end["epoch"] == EPOCHS
+    assert end["validation_top1"] == curve(store, sound)[-1]["validation_top1"]
+    assert end["throughput_samples_per_s"] > 0
+    assert checkpoints.load(store, sound.trial_id) is None
+    assert checkpoints.load(store, dying.trial_id) is not None
+
+    resumed = ObservedRun([dying, long], store, cluster)
+    assert {trial.trial_id: resumed.records[trial.trial_id]["status"] for trial in (dying, long)} == {
+        dying.trial_id: "done", long.trial_id: "done",
+    }  # fmt: skip
+    assert min(resumed.epochs_of(dying)) == 3
+    assert min(resumed.epochs_of(long)) > 1
+    assert curve(store, dying) == curve(store, sound), "equal to the uninterrupted training with the same seed"
+    assert [row["epoch"] for row in curve(store, long)] == list(range(1, LONG + 1))
     assert not Path(store.root, "checkpoints").exists()

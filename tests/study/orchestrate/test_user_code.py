@@ -246,11 +246,12 @@ def test_the_example_train_function_is_studied_on_two_ranks(
 
 
 def test_a_script_that_does_not_run_ends_the_command_with_one_line(
-    local_ray: str, results_folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    results_folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    replace_ray(monkeypatch)
     path = tmp_path / "train.py"
     path.write_text("import a_module_that_is_not_installed\n")
-    arguments = f"run --script {path} --gpus 1,2 --address {local_ray} --out {results_folder}"
+    arguments = f"run --script {path} --gpus 1,2 --address local --out {results_folder}"
     assert main(shlex.split(arguments)) == SOME_FAILED
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
     assert len(errors) == 1

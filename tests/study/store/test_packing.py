@@ -107,6 +107,7 @@ def test_a_study_is_packed_and_unpacked_in_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_figures")
+@pytest.mark.usefixtures("no_figures")
 def test_every_reader_accepts_a_packed_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, packed = cpu_study(tmp_path / "a"), tmp_path / "b"
     without_unknown_columns(folder)
@@ -146,8 +147,9 @@ def test_packed_steps_are_read_in_portions_of_complete_trials(tmp_path: Path, mo
     monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 150)
     pack(str(folder), str(packed))
     assert pq.ParquetFile(packed / "steps.parquet").num_row_groups > 5
+    one, other = load_reduced(folder), load_reduced(packed)
     for name in FRAMES:
-        pd.testing.assert_frame_equal(getattr(load_reduced(folder), name), getattr(load_reduced(packed), name))
+        pd.testing.assert_frame_equal(getattr(one, name), getattr(other, name))
     unpack(str(packed), str(tmp_path / "c"))
     assert_same(folder, tmp_path / "c")
 
