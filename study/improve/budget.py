@@ -62,9 +62,13 @@ def last_round_of(configuration: Configuration, rounds: Sequence[Round]) -> Roun
 
 
 def _trial_s(evidence: Evidence, rounds: Sequence[Round], configuration: Configuration) -> float:
-    """Return how long a trial of a configuration took in the last round that has it."""
+    """Return how long a trial of a configuration took in the last round that has it, and one of the baseline without.
+
+    What remains after the losses have ruled out some levers may not have run yet.
+    """
     last = last_round_of(configuration, rounds)
-    assert last is not None
+    if last is None:
+        return _trial_s(evidence, rounds, ())
     return evidence.trial_s([planned.trial.trial_id for planned in last.timed(configuration)])
 
 

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import stdtrit
 
+from analysis.statistics import CONFIDENCE
 from study.improve.evidence import Evidence
 from study.improve.rounds import Configuration, Round
 
@@ -15,8 +17,9 @@ class LossCheck:
     """Mean losses over the second half of the steps that all trials have.
 
     difference: of the configuration from the baseline, with the same seed and samples; NaN if its loss is not finite.
-    spread: largest difference between two seeds of the baseline; NaN if no other seed has run. Then only a loss that is
-    not finite is beyond it.
+    spread: 95 % limit of the difference between two seeds of the baseline (Student's t), since small changes of the
+    arithmetic may let a training diverge as much as another seed does; NaN if no other seed has run. Then only a loss
+    that is not finite is beyond it.
     """
 
     difference: float
@@ -49,7 +52,14 @@ def check_losses(done: Round, configuration: Configuration, evidence: Evidence) 
     known = [loss for loss in baseline.values() if not math.isnan(loss)]
     if math.isnan(baseline[seed]) or not losses[of_change[-1].trial.trial_id]:
         return None
-    return LossCheck(changed - baseline[seed], max(known) - min(known) if len(known) > 1 else math.nan)
+    return LossCheck(changed - baseline[seed], difference_limit(known))
+
+
+def difference_limit(losses: Sequence[float]) -> float:
+    """Return the 95 % limit of the difference between two draws like these; NaN for fewer than two."""
+    if len(losses) < 2:
+        return math.nan
+    return float(stdtrit(len(losses) - 1, 0.5 + CONFIDENCE / 2) * np.std(losses, ddof=1) * math.sqrt(2))
 
 
 def _mean(losses: Sequence[float]) -> float:
