@@ -73,6 +73,7 @@ class Cluster:
     address: str
     repeats: int = REPEATS
     command: Sequence[str] = COMMAND
+    batches: str = "4,8"
     number: int = field(default=0)
     run: "Run | None" = None
     """the command that was started last"""
@@ -91,8 +92,8 @@ class Cluster:
         return [
             "python", *self.command, "run", "smoke", "--workload", f"{WORKLOADS}:slow",
             "--address", self.address,
-            "--gpus", "2", "--nodes", "2", "--batch-per-gpu", "4,8", "--repeats", str(self.repeats), "--steps", "4",
-            "--out", self.out, "--trial-timeout", str(TRIAL_TIMEOUT_S),
+            "--gpus", "2", "--nodes", "2", "--batch-per-gpu", self.batches, "--repeats", str(self.repeats),
+            "--steps", "4", "--out", self.out, "--trial-timeout", str(TRIAL_TIMEOUT_S),
             "--set", "communication_steps=2", "--set", "warmup_steps=2",
         ]  # fmt: skip
 
@@ -189,8 +190,10 @@ class Run:
 
 
 @contextlib.contextmanager
-def cluster(repeats: int = REPEATS, command: Sequence[str] = COMMAND) -> Iterator[Cluster]:
-    """Create two hosts of two CPUs each under Ray, for a study with `repeats` repeats. Removes them afterwards."""
+def cluster(
+    repeats: int = REPEATS, command: Sequence[str] = COMMAND, batches: str = Cluster.batches
+) -> Iterator[Cluster]:
+    """Create two hosts of two CPUs each under Ray, for a study of these repeats and batches. Remove them at the end."""
     with Hosts(2) as hosts:
         address = f"{hosts[0].address}:6379"
         for host in hosts:
@@ -201,7 +204,7 @@ def cluster(repeats: int = REPEATS, command: Sequence[str] = COMMAND) -> Iterato
         start_node(hosts[1], [f"--address={address}"], _second_host())
         hosts[0].run(["mkdir", "-p", "/tmp/results"])
         hosts[0].run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", "/tmp/results"])
-        yield Cluster(hosts, address, repeats, command)
+        yield Cluster(hosts, address, repeats, command, batches)
 
 
 def start_node(host: Host, role: list[str], env: dict[str, str] | None = None) -> None:

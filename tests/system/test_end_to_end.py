@@ -126,8 +126,8 @@ def test_killed_and_interrupted_studies_lose_nothing_and_the_same_command_comple
     assert {record["status"] for record in finished(out).values()} == {"done"}, "the trial that was cut short is none"
     assert "partial" in (out / "report" / "index.html").read_text().lower()
 
-    third = Command(command, folder, "terminated")
-    third.wait_for(3, out)
+    third = Command(command, folder, "terminated while its group starts")
+    third.wait_for(2, out, line="starting a worker group")
     family = third.family()
     kept = finished(out)
     third.process.send_signal(signal.SIGTERM)  # like a batch system that ends a job
@@ -141,7 +141,7 @@ def test_killed_and_interrupted_studies_lose_nothing_and_the_same_command_comple
     slow_to_end: list[psutil.Process] = []  # Ray's agents take over a minute to notice that their raylet was killed
     for name, line in (("before Tune starts", "cluster: "), ("while trials run", "starting a worker group")):
         lost = Command(command, folder, name)
-        lost.wait_for(3, out, line=line)
+        lost.wait_for(2, out, line=line)
         family = lost.family()
         [raylet] = [process for process in family if process.name() == "raylet"]
         raylet.kill()
