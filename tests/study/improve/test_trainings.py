@@ -24,11 +24,11 @@ from trainables.trial import Trial
 NODES = [NodeCapacity("node-a", "10.0.0.1", cpus=4, gpus=0)]
 TARGET = 0.6
 BASE = Trial(
-    model="mlp", world_size=2, batch_per_gpu=16, epochs=6, target_accuracy=TARGET, learning_rate=1e-4,
+    model="mlp", world_size=2, batch_per_gpu=64, epochs=16, target_accuracy=TARGET, learning_rate=1.5e-4,
     warmup_steps=2, steps=4, communication_steps=2, sweep_bytes=2**12,
 )  # fmt: skip
 LEVERS = [
-    Lever("higher learning rate", ("compute",), "arithmetic", lambda trial, machine: {"learning_rate": 2e-3}),
+    Lever("higher learning rate", ("compute",), "arithmetic", lambda trial, machine: {"learning_rate": 5e-3}),
     Lever("far too low", ("compute",), "arithmetic", lambda trial, machine: {"learning_rate": 1e-6}),
 ]
 """The sample of Fashion-MNIST is learned in fewer epochs at a higher rate, and not at all at a very low one."""
@@ -52,7 +52,7 @@ def searched(folder: Path) -> Search:
     return found
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_the_change_with_which_trainings_reach_the_target_earlier_is_kept(tmp_path: Path) -> None:
     found = searched(tmp_path)
     assert found.chosen == ("higher learning rate",)
