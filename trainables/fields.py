@@ -64,6 +64,14 @@ class TrialFields(DataFields):
     parallel: str = field(
         "ddp", "execution", "parallel strategy: how ranks share the work", table="own", label="{value}"
     )
+    shard_ranks: int | None = field(
+        None,
+        "communication",
+        "HSDP: consecutive ranks that share one copy of the weights; none: the ranks of a node, or on one node half of "
+        "them",
+        ge=1,
+        table="settings",
+    )
     sync_batch_norm: bool = field(
         False, "communication", "compute batch normalisation over the samples of all ranks", table="settings"
     )
@@ -288,6 +296,13 @@ class TrialFields(DataFields):
     def processes(self) -> int:
         """Number of processes. DataParallel drives all GPUs from one, all other strategies use one per rank."""
         return 1 if PARALLEL[self.parallel].one_process else self.world_size
+
+    @property
+    def shard_group_ranks(self) -> int:
+        """Ranks that share one copy of the weights under HSDP. The groups of ranks hold equal copies."""
+        of_node = self.world_size // self.nodes
+        halves = self.nodes == 1 and of_node % 2 == 0
+        return self.shard_ranks or (of_node // 2 if halves else of_node)
 
     @property
     def batch_per_process(self) -> int:

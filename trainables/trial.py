@@ -19,7 +19,7 @@ MIN_LIMITED_STEPS = 5
 MAX_SLUG = 100
 """Maximum length of the readable part of a trial's id with a user's own arguments."""
 
-_NEWER = ("fused_loss", "attention", "split_graph", "activation_checkpointing", "window_limit_s")
+_NEWER = ("fused_loss", "attention", "split_graph", "activation_checkpointing", "window_limit_s", "shard_ranks")
 
 _SECRET = re.compile("TOKEN|KEY|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
 

@@ -38,7 +38,7 @@ GPU_ONLY = {
 }  # fmt: skip
 """Infeasible on CPUs; test_studies checks the reasons."""
 
-WITHOUT_BUCKETS = {"parallel none", "parallel ddp_delayed", "parallel fsdp2"}
+WITHOUT_BUCKETS = {"parallel none", "parallel ddp_delayed", "parallel fsdp2", "parallel hsdp"}
 """Cases whose strategy has no gradient buckets that a hook could observe."""
 
 
