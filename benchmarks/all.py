@@ -39,6 +39,7 @@ SMALL: dict[str, str] = {
     "truth.prediction_laws": "--seeds 1",
     "speed.resnet50_modes": "--device cpu --small --seconds 60",
     "cost.scaling_out": "--small",
+    "truth.sharding": "--device cpu --out {results}/sharding-truth",
     "speed.small_batch": "--device cpu --small --seconds 60",
     "truth.stopping": "--small --steps 100",
     "speed.storage": "--small --data-dir {results}/photos --make 64 --rounds 1"
