@@ -276,8 +276,8 @@ class TrialFields(DataFields):
 
     @property
     def compiled(self) -> bool:
-        """True if the model is compiled with torch.compile."""
-        return self.execution in ("compile", "compile_graph")
+        """True if the model, or each of its blocks, is compiled with torch.compile."""
+        return self.execution in ("compile", "compile_blocks", "compile_graph")
 
     @property
     def captured(self) -> bool:

@@ -153,8 +153,9 @@ PARALLEL: Mapping[str, StrategyFacts] = {
     ),
 }  # fmt: skip
 
-EXECUTIONS = ("eager", "compile", "graph", "compile_graph")
-"""op by op; compiled by torch.compile; the complete step replayed as a CUDA graph; both"""
+EXECUTIONS = ("eager", "compile", "compile_blocks", "graph", "compile_graph")
+"""op by op; compiled by torch.compile; each block of a language model compiled, with the code of the first one; the
+complete step replayed as a CUDA graph; compiled and replayed"""
 
 OPTIMIZERS: Mapping[str, OptimizerFacts] = {
     "sgd": OptimizerFacts("trainables.models.optimizers:sgd", momentum=True),

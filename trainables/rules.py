@@ -159,6 +159,11 @@ _INVALID: tuple[Rule, ...] = (
         "attention {attention!r} has no effect on {what}; omit attention, or use model " + listed(_ATTEND),
     ),
     Rule(
+        ("execution", "model"),
+        lambda trial: trial.execution == "compile_blocks" and bool(trial.workload or trial.model not in TOKEN_MODELS),
+        f"execution 'compile_blocks' requires model {listed(tuple(TOKEN_MODELS))}, got {{what}}; use 'compile'",
+    ),
+    Rule(
         ("split_graph", "execution"),
         lambda trial: not trial.split_graph and not trial.compiled,
         "split_graph False has no effect with execution {execution!r}, which compiles nothing; use execution 'compile' "

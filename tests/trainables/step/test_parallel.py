@@ -14,6 +14,7 @@ from tests.support.trials import quick_pair
 from trainables.data.loader import endless_batches
 from trainables.measure.communication import BucketRecorder, record_buckets
 from trainables.registry import PARALLEL, load
+from trainables.rules import has_cpp_compiler
 from trainables.step.context import RankSetup, build_context, rank_context
 from trainables.step.parallel import ddp_bf16, ddp_fp16
 from trainables.step.step import training_step
@@ -157,6 +158,34 @@ def placements(rank: int, shard_ranks: int | None) -> tuple[list[int], list[int]
 )
 def test_consecutive_ranks_share_a_copy(shard_ranks: int | None, copy: list[int], others: list[int]) -> None:
     assert on_ranks(4, placements, shard_ranks)[2] == (copy, others)
+
+
+COMPILED = [("gpt2_tiny", "ddp"), ("llama_tiny", "fsdp2")]
+
+
+def compiled_blocks(rank: int) -> dict[str, Any]:
+    """Train with compiled blocks on both ranks, and eagerly on rank 0 alone."""
+    alone: Any = dist.new_group([0])
+    found: dict[str, Any] = {}
+    for model, name in COMPILED:
+        less = {"activation_checkpointing": "full"} if name == "fsdp2" else {}
+        trial = TEXT.but(model=model, parallel=name, execution="compile_blocks", **less)
+        found[name] = trained(trial, rank, None)
+        if rank == 0:
+            one = TEXT.but(model=model, world_size=1, batch_per_gpu=8, parallel="none")
+            found[f"{name}, alone"] = trained(one, 0, alone)
+    return found
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not has_cpp_compiler(), reason="no C++ compiler")
+def test_compiled_blocks_train_on_two_ranks_like_eager_ones_on_one() -> None:
+    first, second = on_ranks(2, compiled_blocks, timeout_s=800)
+    for _, name in COMPILED:
+        for found in (first, second):
+            for what in ("gradients", "weights"):
+                for mine, value in zip(found[name][what], first[f"{name}, alone"][what], strict=True):
+                    torch.testing.assert_close(mine, value, rtol=1e-3, atol=1e-6)
 
 
 def one_rank_first(rank: int) -> dict[str, list[torch.Tensor]]:
