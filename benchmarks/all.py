@@ -39,12 +39,12 @@ SMALL: dict[str, str] = {
     "truth.prediction_laws": "--seeds 1",
     "speed.resnet50_modes": "--device cpu --small --seconds 60",
     "cost.scaling_out": "--small",
+    "truth.sharding": "--device cpu --out {results}/sharding-truth",
     "speed.small_batch": "--device cpu --small --seconds 60",
     "cost.start": "--small",
     "truth.stopping": "--small --steps 100",
     "speed.storage": "--small --data-dir {results}/photos --make 64 --rounds 1"
     " --cases 'jpeg pil,lmdb torchvision,arrow_jpeg pil,arrow_raw'",
-    "cost.start": "--small",
     "cost.turnaround": "--isolated-trials 0",
     "cost.warm_cold": "--pairs 2",
     "speed.weak_scaling": "--device cpu --small --seconds 60",

@@ -14,7 +14,7 @@ from trainables.data.images.augment import padded_crop_and_flip
 from trainables.data.loader import all_on_device
 from trainables.data.text import next_token_loss, streams
 from trainables.fields import TrialFields
-from trainables.models.checkpointing import checkpoint_blocks
+from trainables.models.blocks import checkpoint_blocks
 from trainables.models.optimizers import make_optimizer
 from trainables.models.resnet import zero_last_gammas
 from trainables.models.rewritten_stem.stem import rewrite_stem

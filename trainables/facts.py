@@ -96,6 +96,10 @@ class StrategyFacts(Facts):
     """one process drives all GPUs of a node"""
     sent_as: str = ""
     """torch dtype of the gradients on the wire; "": unchanged"""
+    sharded: bool = False
+    """each rank holds a part of the weights (torch's fully_shard)"""
+    traced: bool = False
+    """it communicates not only in DDP's buckets, so that a profiler trace gives its communication breakdown"""
 
 
 @dataclass(frozen=True)

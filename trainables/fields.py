@@ -64,6 +64,13 @@ class TrialFields(DataFields):
     parallel: str = field(
         "ddp", "execution", "parallel strategy: how ranks share the work", table="own", label="{value}"
     )
+    shard_ranks: int | None = field(
+        None,
+        "communication",
+        "HSDP: consecutive ranks that share one copy of the weights; none: those of a node, or half of a single node's",
+        ge=1,
+        table="settings",
+    )
     sync_batch_norm: bool = field(
         False, "communication", "compute batch normalisation over the samples of all ranks", table="settings"
     )
@@ -88,10 +95,7 @@ class TrialFields(DataFields):
         table="settings",
     )
     gradient_as_bucket_view: bool = field(
-        True,
-        "communication",
-        "DDP: gradients are views of the buckets, which avoids copying them back",
-        table="settings",
+        True, "communication", "DDP: gradients are views of the buckets: no copies", table="settings"
     )
     static_graph: bool = field(
         False,
@@ -100,10 +104,7 @@ class TrialFields(DataFields):
         table="settings",
     )
     find_unused_parameters: bool = field(
-        False,
-        "communication",
-        "DDP: search every step for parameters that get no gradient in it; slower",
-        table="settings",
+        False, "communication", "DDP: search every step for parameters without a gradient; slower", table="settings"
     )
     accumulation_steps: int = field(
         1, "batch", "batches accumulated per optimizer step", ge=1, le=4096, order=(1,), table="settings"
@@ -174,10 +175,7 @@ class TrialFields(DataFields):
         True, "recipe", "correct the momentum when the learning rate changes", needs_epochs=True
     )
     loss_mean: Literal["global", "rank"] = field(
-        "global",
-        "recipe",
-        "average the loss over the global batch, or over each rank's own samples",
-        needs_epochs=True,
+        "global", "recipe", "average the loss over the global batch, or over each rank's own samples", needs_epochs=True
     )
     shared_shuffle: bool = field(
         True, "recipe", "ranks share one shuffle of the data set; if false, each shuffles by itself", needs_epochs=True
@@ -276,8 +274,8 @@ class TrialFields(DataFields):
 
     @property
     def compiled(self) -> bool:
-        """True if the model is compiled with torch.compile."""
-        return self.execution in ("compile", "compile_graph")
+        """True if the model, or each of its blocks, is compiled with torch.compile."""
+        return self.execution in ("compile", "compile_blocks", "compile_graph")
 
     @property
     def captured(self) -> bool:
@@ -296,6 +294,13 @@ class TrialFields(DataFields):
     def processes(self) -> int:
         """Number of processes. DataParallel drives all GPUs from one, all other strategies use one per rank."""
         return 1 if PARALLEL[self.parallel].one_process else self.world_size
+
+    @property
+    def shard_group_ranks(self) -> int:
+        """Ranks that share one copy of the weights under HSDP. The groups of ranks hold equal copies."""
+        of_node = self.world_size // self.nodes
+        halves = self.nodes == 1 and of_node % 2 == 0
+        return self.shard_ranks or (of_node // 2 if halves else of_node)
 
     @property
     def batch_per_process(self) -> int:

@@ -145,12 +145,19 @@ PARALLEL: Mapping[str, StrategyFacts] = {
     "ddp_fp16": StrategyFacts("trainables.step.parallel:ddp_fp16", True, _DDP, sent_as="float16"),
     "ddp_bf16": StrategyFacts("trainables.step.parallel:ddp_bf16", True, _DDP, sent_as="bfloat16"),
     "ddp_delayed": StrategyFacts("trainables.step.parallel:ddp_delayed", options=_BUCKETS),
-    "zero1": StrategyFacts("trainables.step.parallel:zero1", True, _DDP, capturable=False),
-    "fsdp2": StrategyFacts("trainables.step.parallel:fsdp2", full_weights=False, capturable=False),
-}
+    "zero1": StrategyFacts("trainables.step.parallel:zero1", True, _DDP, traced=True, capturable=False),
+    "fsdp2": StrategyFacts(
+        "trainables.step.parallel:fsdp2", sharded=True, traced=True, full_weights=False, capturable=False
+    ),
+    "hsdp": StrategyFacts(
+        "trainables.step.parallel:hsdp", sharded=True, traced=True, options=("shard_ranks",), full_weights=False,
+        capturable=False,
+    ),
+}  # fmt: skip
 
-EXECUTIONS = ("eager", "compile", "graph", "compile_graph")
-"""op by op; compiled by torch.compile; the complete step replayed as a CUDA graph; both"""
+EXECUTIONS = ("eager", "compile", "compile_blocks", "graph", "compile_graph")
+"""op by op; compiled by torch.compile; each block of a language model compiled, with the code of the first one; the
+complete step replayed as a CUDA graph; compiled and replayed"""
 
 OPTIMIZERS: Mapping[str, OptimizerFacts] = {
     "sgd": OptimizerFacts("trainables.models.optimizers:sgd", momentum=True),

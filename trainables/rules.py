@@ -82,6 +82,11 @@ _INVALID: tuple[Rule, ...] = (
         "parallel {parallel!r} runs on one rank, but world_size is {world_size}; use parallel 'ddp'",
     ),
     Rule(
+        ("shard_ranks", "world_size"),
+        lambda trial: trial.world_size % (trial.shard_ranks or 1) != 0,
+        "shard_ranks {shard_ranks} must divide world_size {world_size}, so that every group of ranks holds one copy",
+    ),
+    Rule(
         ("parallel", "nodes"),
         lambda trial: PARALLEL[trial.parallel].one_process and trial.nodes > 1,
         "parallel {parallel!r} supports one node, but nodes is {nodes}; use parallel 'ddp'",
@@ -152,6 +157,11 @@ _INVALID: tuple[Rule, ...] = (
         ("attention", "model"),
         lambda trial: trial.attention != "auto" and not trial.workload and trial.model not in _ATTEND,
         "attention {attention!r} has no effect on {what}; omit attention, or use model " + listed(_ATTEND),
+    ),
+    Rule(
+        ("execution", "model"),
+        lambda trial: trial.execution == "compile_blocks" and bool(trial.workload or trial.model not in TOKEN_MODELS),
+        f"execution 'compile_blocks' requires model {listed(tuple(TOKEN_MODELS))}, got {{what}}; use 'compile'",
     ),
     Rule(
         ("split_graph", "execution"),
@@ -336,18 +346,15 @@ _INFEASIBLE: tuple[Rule, ...] = (
     ),
     Rule(
         ("parallel", "memory_format"),
-        lambda trial: trial.parallel == "fsdp2" and trial.memory_format == "channels_last",
-        "parallel 'fsdp2' shards weights by rows and does not support memory_format 'channels_last'; use 'contiguous'",
+        lambda trial: PARALLEL[trial.parallel].sharded and trial.memory_format == "channels_last",
+        "parallel {parallel!r} shards weights by rows and does not support memory_format 'channels_last'; use "
+        "'contiguous'",
     ),
     Rule(
         ("parallel", "precision"),
-        lambda trial: trial.parallel == "fsdp2" and PRECISIONS[trial.precision].two_weight_types,
-        "parallel 'fsdp2' requires weights of one dtype, but precision {precision!r} has two; use precision 'bf16'",
-    ),
-    Rule(
-        ("profile_ranks", "parallel"),
-        lambda trial: trial.parallel == "fsdp2" and bool(trial.profile_ranks),
-        "profile_ranks wraps the model a second time, which parallel 'fsdp2' does not support; omit profile_ranks",
+        lambda trial: PARALLEL[trial.parallel].sharded and PRECISIONS[trial.precision].two_weight_types,
+        "parallel {parallel!r} requires weights of one dtype, but precision {precision!r} has two; use precision "
+        "'bf16'",
     ),
     Rule(
         ("static_graph", "accumulation_steps"),

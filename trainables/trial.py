@@ -21,6 +21,7 @@ MAX_SLUG = 100
 
 _NEWER = (
     "fused_loss", "attention", "split_graph", "activation_checkpointing", "window_limit_s", "first_bucket_mb",
+    "shard_ranks",
 )  # fmt: skip
 
 _SECRET = re.compile("TOKEN|KEY|SECRET|PASS|CREDENTIAL", re.IGNORECASE)

@@ -34,7 +34,8 @@ def slowdown(
     transfer_s, queueing_s: exposed time of the rank that arrives last, in the last bucket and before it.
     wait_s: lateness of that rank.
     load_s: wait for a batch, and its copy to the device.
-    slower_compute_s: all else in a step with communication, from the interleaved window: kernels that share cores,
+    slower_compute_s: all else in a step with communication, from the interleaved window, or from the plain one for
+    strategies without it, which then have no remainder (see `traced_breakdown`): kernels that share cores,
     memory or clocks with other ranks, and compute that all-reduces slow down.
     host_s: waiting of the device for the host; null if host and device are the same (CPU), 0 unless host_bound.
     remainder_s: not explained. It is the part without communication of the difference between the plain and the
@@ -131,9 +132,11 @@ def _step_parts(
         }
     ).div(buckets["communication_step_s"].astype(float), axis=0)
     shares = shares.mask(alone, 0.0)
+    is_traced = buckets["traced"].astype(float) == 1
     synchronised = buckets["synchronised_step_s"].astype(float)
     longer = (1 - buckets["no_sync_step_s"].astype(float) / synchronised).clip(lower=0.0)
-    limit = longer.where(by_host & longer.notna(), 1.0)
+    limit = longer.where(by_host & longer.notna() & ~is_traced, 1.0)  # no_sync skips only a part of their communication
+    synchronised = synchronised.where(synchronised.notna() | ~is_traced, step_s)
     for name in _COMMUNICATION:
         shares[name] = shares[name].clip(upper=limit)
         limit = limit - shares[name].fillna(0.0)

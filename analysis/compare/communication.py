@@ -29,6 +29,8 @@ from analysis.measure.communication import (
     communication_breakdown,
 )
 from analysis.measure.measures import configuration_of
+from analysis.measure.traced import TRACED_COLUMNS, traced_breakdown
+from analysis.measure.traced import WINDOW as TRACED_WINDOW
 from analysis.read.own_code import COMMAND_COLUMN
 from analysis.read.results import Results
 from analysis.statistics import intervals, log_estimates
@@ -71,6 +73,7 @@ def exposed_costs(breakdown: pd.DataFrame, configurations: pd.DataFrame, scaling
     result["n"] = grouped.size()
     result["waited_for_rank"] = grouped["waited_for_rank"].agg(_reported_by_most)
     base = rows["no_sync_step_s"].fillna(rows["last_gradient_s"])
+    base = base.fillna(rows["communication_step_s"] - rows["exposed_s"])
     for name in ("exposed_s", "difference_s"):
         estimates = log_estimates(rows.assign(ratio=1 + rows[name] / base), "configuration", "ratio")
         scale = base.groupby(rows["configuration"]).median()
@@ -86,7 +89,7 @@ def exposed_costs(breakdown: pd.DataFrame, configurations: pd.DataFrame, scaling
 
 
 MOST_SLOWED = 1.1
-"""Traced step / plain step up to which a trace shows how ranks wait for each other."""
+"""Traced step / step without a profiler up to which a trace shows how ranks wait for each other."""
 
 
 EXPOSED = [
@@ -126,7 +129,8 @@ def communication(results: Results, configurations: pd.DataFrame, scaling: pd.Da
     """
     rows = bucket_rows(results.buckets, results.steps, results.trials)
     slowed = slowed_by_trace(results.trials, results.windows)
-    breakdown = trial_breakdown(rows, slowed, results.windows)
+    traced = traced_breakdown(results.collectives, results.windows)
+    breakdown = trial_breakdown(rows, slowed, results.windows, traced)
     exposed = exposed_costs(
         breakdown.join(results.trials.set_index("trial_id")["worker_group"]), configurations, scaling
     )
@@ -145,14 +149,20 @@ def communication(results: Results, configurations: pd.DataFrame, scaling: pd.Da
     )
 
 
-def trial_breakdown(rows: pd.DataFrame, slowed: pd.Series, window_rows: pd.DataFrame) -> pd.DataFrame:
+def trial_breakdown(
+    rows: pd.DataFrame, slowed: pd.Series, window_rows: pd.DataFrame, traced: pd.DataFrame | None = None
+) -> pd.DataFrame:
     """Return `communication_breakdown` of all trials, with what a profiler changes taken from steps without one.
 
-    rows: see `bucket_rows`. slowed: see `slowed_by_trace`. window_rows: see `reduce.windows`.
+    rows: see `bucket_rows`. slowed: see `slowed_by_trace`. window_rows: see `reduce.windows`. traced: see
+    `traced_breakdown`.
 
     The buckets of a user's own trials come from a trace. A probe also notes a step's last gradient and the end of its
     reductions in the window "phases", without a profiler: `EXPOSED` columns of these trials are of that window. For the
     trials in `slowed`, the `TRACED` columns are null.
+
+    Strategies in `traced` have their values, which include all collectives, and of `communication_breakdown` those of
+    the gradients alone (ZeRO-1). They have none if the profiler slowed them, because it exposes what is hidden without.
     """
     result = communication_breakdown(rows, window_rows)
     exposed = communication_breakdown(rows, window_rows, "phases")
@@ -165,23 +175,37 @@ def trial_breakdown(rows: pd.DataFrame, slowed: pd.Series, window_rows: pd.DataF
     total_s = result["communication_s"]
     result["communication_s"] = total_s.where(total_s.isna(), result[["communication_s", "exposed_s"]].max(axis=1))
     result["hidden_s"] = result["communication_s"] - result["exposed_s"]
+    return result if traced is None else _with_traced(result, traced, slowed)
+
+
+def _with_traced(breakdown: pd.DataFrame, traced: pd.DataFrame, slowed: pd.Series) -> pd.DataFrame:
+    """Return the breakdown with the values of traced strategies."""
+    exact = traced.drop(index=traced.index.intersection(slowed.index))
+    result = breakdown.drop(index=breakdown.index.intersection(traced.index.difference(exact.index)))
+    result = result.reindex(result.index.union(exact.index))
+    for name in TRACED_COLUMNS:
+        result[name] = result[name].mask(result.index.isin(exact.index), exact[name].reindex(result.index))
     return result
 
 
 def slowed_by_trace(trials: pd.DataFrame, window_rows: pd.DataFrame) -> pd.Series:
-    """Return traced step / plain step of a user's own trials above `MOST_SLOWED`, indexed by trial_id.
+    """Return traced step / step without a profiler above `MOST_SLOWED`, indexed by trial_id.
 
-    Their communication is taken from a trace. A profiler that slows the host this much also decides which rank waits
-    for which: on two H100 without a late rank, it made steps 1.8 times as long, a quarter of which was waiting
-    (`benchmarks/results/doors-vit`).
+    Trials are those of a user's own code, and of strategies in `traced_breakdown`. The latter are compared with the
+    phases window, because steps of their plain window have no times of their own. The communication of both is taken
+    from a trace. A profiler that slows the host this much also decides which rank waits for which: on two H100 without
+    a late rank, it made steps 1.8 times as long, a quarter of which was waiting (`benchmarks/results/doors-vit`).
 
     trials, window_rows: frames of `results.Results`.
     """
     own = trials.loc[trials[COMMAND_COLUMN].notna(), "trial_id"]
-    steps = window_rows[window_rows["trial_id"].isin(own)]
+    strategies = window_rows.loc[window_rows["collectives_s"].notna(), "trial_id"].unique()
+    steps = window_rows[window_rows["trial_id"].isin([*own, *strategies])]
     medians = steps.groupby(["trial_id", "window"], observed=True)["step_s"].median().unstack()
-    ratios = medians.reindex(columns=[WINDOW, "plain"]).dropna()
-    ratio = ratios[WINDOW] / ratios["plain"]
+    medians = medians.reindex(columns=[WINDOW, "plain", TRACED_WINDOW, "phases"])
+    ratio = (medians[WINDOW] / medians["plain"]).where(
+        medians.index.isin(own), medians[TRACED_WINDOW] / medians["phases"]
+    )
     return ratio[ratio > MOST_SLOWED]
 
 

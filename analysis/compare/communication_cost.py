@@ -26,16 +26,18 @@ def bandwidth_rows(configurations: pd.DataFrame, traffic: Communication) -> pd.D
     configurations: see the function of that name.
 
     Bus bandwidth = S / t · 2(N-1)/N for S bytes on N ranks (NVIDIA nccl-tests, doc/PERFORMANCE.md), with three t:
-    wire_s: the transfer of all buckets (see `communication.step_rows`).
+    wire_s: the transfer of all buckets (see `communication.step_rows`), without other collectives.
     step_time_difference_s: the textbook estimate, step(N) - step(1). Its bandwidth is null if the step is not
     longer.
     ceiling_s: the same buckets one after another in the sweep of the same trials.
     utilisation = ceiling_s / wire_s, each summed over the buckets.
     """
-    exposed, buckets = traffic.exposed, traffic.buckets
+    exposed, buckets = traffic.exposed.dropna(subset=["gradient_bytes"]), traffic.buckets
     columns = ["gradient_bytes", "buckets", "wire_s", "step_time_difference_s"]
     frame = exposed[columns].astype(float).join(configurations[["world_size", "n", "trial_ids"]])
     sums = buckets.groupby("configuration")[["wire_s", "ceiling_s"]].sum(min_count=1).astype(float)
+    in_buckets_s = sums["wire_s"].reindex(frame.index)
+    frame["wire_s"] = frame["wire_s"].mask(exposed["traced"].astype(float) == 1, in_buckets_s)
     complete = ~buckets["ceiling_s"].isna().groupby(buckets["configuration"]).any()
     sums["ceiling_s"] = sums["ceiling_s"].where(complete)
     sums = sums.reindex(frame.index)  # a column set on a frame without rows would add them

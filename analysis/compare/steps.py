@@ -14,14 +14,16 @@ def timeline_rows(results: Results, configurations: pd.DataFrame, exposed: pd.Da
 
     configurations: see the function of that name. exposed: see `communication.Communication`.
 
-    The configuration is the fastest with most ranks. The step has the median length on rank 0 in the communication
-    window of its first trial. lane: "compute" (until the last local gradient, then from the last all-reduce to the end
-    of the step) or "all-reduce" with kinds wait, hidden and exposed: a bucket first waits, then transfers.
+    The configuration is the fastest with most ranks and with gradient buckets. The step has the median length on rank 0
+    in the communication window of its first trial. lane: "compute" (until the last local gradient, then from the last
+    all-reduce to the end of the step) or "all-reduce" with kinds wait, hidden and exposed: a bucket first waits, then
+    transfers.
     """
     empty = pd.DataFrame(columns=TIMELINE_COLUMNS)
-    if exposed.empty:
+    with_buckets = exposed.index[exposed["buckets"].notna()]
+    if with_buckets.empty:
         return empty
-    best = configurations.loc[exposed.index].sort_values(["world_size", "throughput_samples_per_s"]).iloc[-1]
+    best = configurations.loc[with_buckets].sort_values(["world_size", "throughput_samples_per_s"]).iloc[-1]
     trial = results.trials[results.trials["trial_id"] == best["trial_ids"][0]]
     trial_steps = results.steps[
         (results.steps["trial_id"] == best["trial_ids"][0]) & (results.steps["window"] == WINDOW)

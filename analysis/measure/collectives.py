@@ -1,4 +1,4 @@
-"""Reduce the collectives of scripts to transfer, wait, hidden and exposed time per operation."""
+"""Reduce traced collectives to transfer, wait, hidden and exposed time per operation."""
 
 import pandas as pd
 

@@ -32,7 +32,7 @@ _OF_WAITING_RANKS = [
 BREAKDOWN_COLUMNS = [
     *_OF_WAITING_RANKS, "wait_s", "hidden_s", "exposed_s", "exposed_wire_s", "exposed_queueing_s", "exposed_wait_s",
     "waited_for_rank", "lateness_s", "late_by_load_s", "communication_step_s", "synchronised_step_s", "no_sync_step_s",
-    "kernel_s",
+    "kernel_s", "traced",
 ]  # fmt: skip
 """Columns of `communication_breakdown`, which is indexed by trial_id."""
 
@@ -134,7 +134,7 @@ def communication_breakdown(rows: pd.DataFrame, window_rows: pd.DataFrame, windo
 
     communication_step_s: step in this window. synchronised_step_s, no_sync_step_s: interleaved steps with and without
     communication. kernel_s: kernel time of a step without communication; null on CPU ranks. Each is the median over
-    the steps of a rank, then the median over all ranks but the usual last one.
+    the steps of a rank, then the median over all ranks but the usual last one. traced: 0, see `traced_breakdown`.
 
     waited_for_rank: the rank that usually arrives last. lateness_s: how much less exposed time it has than the median
     of the others. late_by_load_s: excess of its wait for a batch over theirs. The rank is only reported if lateness_s
@@ -157,20 +157,21 @@ def communication_breakdown(rows: pd.DataFrame, window_rows: pd.DataFrame, windo
     result["wait_s"] = (result["communication_s"] - result["wire_s"]).clip(lower=0.0)
 
     exposed = per_step.groupby(["trial_id", "rank"])["exposed_s"].median()
-    usual_last = _least(exposed.fillna(np.inf))
+    usual_last = least(exposed.fillna(np.inf))
 
     def of_waiting(window_name: str, columns: Sequence[str]) -> pd.Series:
         """Return the median over all ranks but the usual last one of the sum of these columns, by trial_id."""
-        return _others(_rank_medians(window_rows, window_name, columns), usual_last)
+        return others(rank_medians(window_rows, window_name, columns), usual_last)
 
+    result["traced"] = 0.0
     result["communication_step_s"] = of_waiting(window, ["step_s"])
     result["synchronised_step_s"] = of_waiting("synchronised", ["step_s"])
     result["no_sync_step_s"] = of_waiting("no_sync", ["step_s"])
-    busy, phases = (_of_ranks(window_rows, name, LAUNCHED) for name in ("busy", "phases"))
-    result["kernel_s"] = _others(total_busy_s(busy, phases.reindex(busy.index)), usual_last)
-    result["lateness_s"] = _others(exposed, usual_last) - exposed.loc[usual_last].droplevel("rank")
-    load_wait_s = _rank_medians(window_rows, "phases", ["load_wait_s"]).reindex(exposed.index)
-    result["late_by_load_s"] = load_wait_s.loc[usual_last].droplevel("rank") - _others(load_wait_s, usual_last)
+    busy, phases = (of_ranks(window_rows, name, LAUNCHED) for name in ("busy", "phases"))
+    result["kernel_s"] = others(total_busy_s(busy, phases.reindex(busy.index)), usual_last)
+    result["lateness_s"] = others(exposed, usual_last) - exposed.loc[usual_last].droplevel("rank")
+    load_wait_s = rank_medians(window_rows, "phases", ["load_wait_s"]).reindex(exposed.index)
+    result["late_by_load_s"] = load_wait_s.loc[usual_last].droplevel("rank") - others(load_wait_s, usual_last)
     is_relevant = result["lateness_s"] >= WAIT_MATTERS_SHARE * result["communication_step_s"]
     ranks = usual_last.get_level_values("rank").to_series(result.index)
     result["waited_for_rank"] = ranks.where(is_relevant).astype("Int64")
@@ -201,22 +202,22 @@ def _after(start_s: pd.Series, end_s: pd.Series, stamp_s: pd.Series) -> pd.Serie
     return (end_s - start_s.where(start_s > stamp_s, stamp_s)).clip(lower=0.0)
 
 
-def _rank_medians(window_rows: pd.DataFrame, window: str, columns: Sequence[str]) -> pd.Series:
+def rank_medians(window_rows: pd.DataFrame, window: str, columns: Sequence[str]) -> pd.Series:
     """Return the sum of the medians of these columns over a rank's steps in a window, by trial_id and rank."""
-    return _of_ranks(window_rows, window, columns).sum(axis=1, min_count=len(columns))
+    return of_ranks(window_rows, window, columns).sum(axis=1, min_count=len(columns))
 
 
-def _of_ranks(window_rows: pd.DataFrame, window: str, columns: Sequence[str]) -> pd.DataFrame:
+def of_ranks(window_rows: pd.DataFrame, window: str, columns: Sequence[str]) -> pd.DataFrame:
     """Return the medians of these columns over a rank's steps in a window, by trial_id and rank."""
     rows = window_rows[window_rows["window"] == window].set_index(["trial_id", "rank"])
     return rows[list(columns)].astype(float)
 
 
-def _least(values: pd.Series) -> pd.MultiIndex:
+def least(values: pd.Series) -> pd.MultiIndex:
     """Return (trial_id, rank) of the smallest value per trial; `values` is indexed by both."""
     return pd.MultiIndex.from_tuples(values.groupby(level="trial_id").idxmin(), names=["trial_id", "rank"])
 
 
-def _others(values: pd.Series, excluded: pd.MultiIndex) -> pd.Series:
+def others(values: pd.Series, excluded: pd.MultiIndex) -> pd.Series:
     """Return the median over all ranks except `excluded`, by trial_id; `values` is indexed by trial_id and rank."""
     return values[~values.index.isin(excluded)].groupby(level="trial_id").median()

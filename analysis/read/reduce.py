@@ -19,11 +19,14 @@ LAUNCHED = ("forward_s", "loss_s", "backward_s", "after_backward_s", "optimizer_
 
 LAUNCHES = tuple(f"{name.removesuffix('_s')}_launch_s" for name in LAUNCHED)
 
-_OPTIONAL = (*OPTIONAL_PHASES, "after_backward_launch_s")
+TRACED = ("collectives_s", "exposed_collectives_s", "kernels_s")
+"""Times of steps under a profiler, which most windows lack."""
+
+_OPTIONAL = (*OPTIONAL_PHASES, "after_backward_launch_s", *TRACED)
 
 KEYS = ["trial_id", "rank", "window"]
 
-_MEDIANS = [*PHASES, "step_s", "host_to_device_bytes", "host_transfer_s", *LAUNCHES, "step_launch_s"]
+_MEDIANS = [*PHASES, "step_s", "host_to_device_bytes", "host_transfer_s", *LAUNCHES, "step_launch_s", *TRACED]
 _PEAKS = ["peak_memory_bytes", "peak_reserved_bytes"]
 
 REQUIRED_COLUMNS = (

@@ -46,6 +46,9 @@ STEPS_SCHEMA = pa.schema(
         ("step_launch_s", pa.float64()),
         ("loss_scale", pa.float64()),
         ("last_gradient_s", pa.float64()),
+        ("collectives_s", pa.float64()),
+        ("exposed_collectives_s", pa.float64()),
+        ("kernels_s", pa.float64()),
         ("peak_memory_bytes", pa.int64()),
         ("peak_reserved_bytes", pa.int64()),
         ("epoch", pa.int32()),
@@ -56,7 +59,9 @@ STEPS_SCHEMA = pa.schema(
 
 `samples` is null if a user's own code does not show it. `last_gradient_s` counts from the start of the step. `block_s`
 is the duration of the block of steps that contains the step, if the window could end early. Training to an accuracy is
-one window "train" of rank 0; only that window has `epoch` and `learning_rate`."""
+one window "train" of rank 0; only that window has `epoch` and `learning_rate`. Of a traced step, `collectives_s` is the
+time with a collective in progress, `exposed_collectives_s` its part without computation, and `kernels_s` the time with
+computation on the GPU."""
 
 BUCKETS_SCHEMA = pa.schema(
     [
@@ -88,7 +93,8 @@ COLLECTIVES_SCHEMA = pa.schema(
         pa.field("hidden_s", pa.float64(), nullable=False),
     ]
 )
-"""One row per rank, window, step and collective of a user's script, from a profiler trace.
+"""One row per rank, window, step and collective, from a profiler trace: of a user's script, or of a strategy that
+communicates not only in DDP's buckets.
 
 `collective` numbers those of a step with equal operation, group and bytes, in the order of issue, so that rows of ranks
 match. `group`: name of the process group; null for gloo, whose traces lack it. `bytes`: the larger of input and output

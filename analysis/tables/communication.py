@@ -26,27 +26,28 @@ def communication(analysis: Analysis) -> Table:
     frame = _by_configuration(analysis, analysis.communication.exposed)
     frame["late"] = [_late(row) for _, row in frame.iterrows()]
     decimals = _typical_decimals(frame["communication_s"] * _MS)
+    is_traced = bool((frame["traced"].astype(float) == 1).any())
+    what = "collectives" if is_traced else "all-reduces"
     idle = ""
     if any(value is True for value in analysis.configurations["host_bound"].reindex(frame.index)):
         idle = " If the step is host-bound, this includes time in which the device idles between kernels."
     seconds = (
         Column("last_gradient_s", "last gradient", "time in the step at which the last local gradient is ready."),
-        Column("communication_s", "all-reduces", "time with at least one all-reduce in progress = wire time + wait."),
+        Column("communication_s", what, f"time with at least one {what[:-1]} in progress = wire time + wait."),
         Column(
             "wire_s", "wire time", "transfer time: the shortest time of any rank, which is that of the last to arrive."
         ),
-        Column("wait_s", "wait for slowest rank", "time in all-reduces until the last rank arrives."),
+        Column("wait_s", "wait for slowest rank", f"time in {what} until the last rank arrives."),
         Column(
             "queueing_s",
             "queueing",
-            "total time for which ready buckets wait for earlier ones; not included in the all-reduces.",
+            f"total time for which ready buckets wait for earlier ones; not included in the {what}.",
             optional=True,
         ),
         Column(
             "hidden_s",
             "hidden",
-            "all-reduces before the last local gradient, overlapped with the backward pass = all-reduces - exposed."
-            f"{idle}",
+            f"all-reduces before the last local gradient, overlapped with the backward pass = {what} - exposed.{idle}",
         ),
         Column(
             "exposed_s", "exposed", "all-reduces after the last local gradient, when the step has nothing else to do."
@@ -73,9 +74,15 @@ def communication(analysis: Analysis) -> Table:
         "Measured with a communication hook on every rank and bucket. All values but the exposed transfer are those of "
         "the ranks that wait: the median over all ranks except the last to arrive, over steps, then over repeats. A "
         "bucket waits first and transfers last. Ranks wait for a late rank at each bucket, so the wait may be several "
-        "times its lateness; the part hidden by the backward pass costs nothing.",
+        f"times its lateness; the part hidden by the backward pass costs nothing.{_OF_TRACES if is_traced else ''}",
         blocks=blocks(axes),
     )
+
+
+_OF_TRACES = (
+    " The values of zero1, fsdp2 and hsdp are from a profiler trace of a few steps on every rank instead, and include "
+    "all collectives: hidden is the time in which the device also computed, exposed the rest."
+)
 
 
 def exposed_cost(analysis: Analysis) -> Table:
@@ -211,9 +218,10 @@ def shares_of(parts: pd.DataFrame, total: "pd.Series[float]") -> pd.DataFrame:
 
 
 _SLOWDOWN_MEANINGS = {
-    "transfer_s": "transfer of the last bucket after the last gradient of the rank that arrives last.",
+    "transfer_s": "transfer of the last bucket after the last gradient of the rank that arrives last; with zero1, "
+    "fsdp2 and hsdp, every transfer during which the device does not compute.",
     "queueing_s": "the same for earlier buckets, which still occupy the link.",
-    "wait_s": "how much later the last rank has its last gradient than the others.",
+    "wait_s": "how much later the last rank has its last gradient than the others, or starts its collectives.",
     "host_s": "if the step is host-bound on either size: growth of the time in which the device waits for the host. "
     "Not separable from compute on CPU ranks.",
     "load_s": "growth of the wait for a batch and of its copy to the device.",
@@ -250,7 +258,7 @@ def audit(analysis: Analysis) -> Table:
 
 
 def collectives(analysis: Analysis) -> Table:
-    """Tabulate what scripts communicate, by operation."""
+    """Tabulate what scripts, and strategies that use more than DDP's buckets, communicate, by operation."""
     trials = by_operation(analysis.results.collectives).reset_index()
     trials["configuration"] = trials["trial_id"].map(configuration_of(analysis.configurations))
     grouped = trials.dropna(subset=["configuration"]).groupby(["configuration", "operation"])
@@ -267,7 +275,7 @@ def collectives(analysis: Analysis) -> Table:
         ("exposed_wait_s", "exposed wait (ms)", "part of the wait during which it did not: the cost of late ranks."),
     )
     return Table(
-        "Collectives of a script, per step",
+        "Collectives by operation, per step",
         (
             *axes,
             Column("operation", "operation", "as torch.distributed names it."),

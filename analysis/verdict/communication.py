@@ -90,6 +90,8 @@ def exposed(analysis: Analysis) -> str | None:
     if row["communication_s"] <= 0:  # shorter than a clock can tell
         return f"{text}."
     hidden = percent(row["hidden_s"] / row["communication_s"])
+    if row["traced"] == 1:
+        return f"{text}; computation hides {hidden} of the communication."
     return f"{text}; the backward pass hides {hidden} of the all-reduce time."
 
 

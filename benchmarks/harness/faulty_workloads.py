@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from trainables.batch import identity
+from trainables.build import build_workload
 from trainables.data.synthetic import CHANNELS, CLASSES, resident
 from trainables.models.optimizers import make_optimizer
 from trainables.registry import MODELS, load
@@ -54,6 +55,27 @@ def late_rank(trial: Trial) -> Workload:
         if late:
             sleep(LATE_S)
         return nn.functional.cross_entropy(outputs, targets)
+
+    return replace(workload, loss=loss)
+
+
+def language_model(trial: Trial) -> Workload:
+    """Return the trial's own language model on one random batch, without a fault."""
+    return build_workload(trial.but(workload=""), torch.device(trial.device))
+
+
+def late_language_model(trial: Trial) -> Workload:
+    """Return a workload in which rank 1 starts each backward pass 20 ms late, see `late_rank`."""
+    workload = language_model(trial)
+    sleep = CudaClock(torch.device("cuda")).hold if trial.device == "cuda" else time.sleep
+    late = dist.is_initialized() and dist.get_rank() == LATE_RANK
+    assert workload.loss is not None
+    next_token_loss = workload.loss
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if late:
+            sleep(LATE_S)
+        return next_token_loss(outputs, targets)
 
     return replace(workload, loss=loss)
 

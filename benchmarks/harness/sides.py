@@ -17,7 +17,7 @@ from benchmarks.harness.bare_loop import timed_s
 from benchmarks.harness.common import abba_ratio, ratio_interval
 from benchmarks.harness.ranks import Clock, Place
 from trainables.data.loader import endless_batches
-from trainables.measure.run import CAPTURED_WARMUP
+from trainables.measure.trial_windows import CAPTURED_WARMUP
 from trainables.measure.windows import plain_window
 from trainables.registry import MODELS, PRECISIONS, load
 from trainables.step.context import RankSetup, build_context

@@ -137,14 +137,19 @@ class Efficiencies:
         return throughput_samples_per_s / trial.processes / median(rates) if rates else None
 
 
+_TRACED = {"collectives_s": "communication_s", "exposed_collectives_s": "exposed_s"}
+"""measures by the column of the steps"""
+
+
 def _configuration(trial: Trial) -> str:
     """Return the fields that trials of one weak-scaling series share."""
     return json.dumps(trial.model_dump(exclude={"world_size", "nodes", "repeat"}), sort_keys=True)
 
 
 def numbers(result: TrialResult) -> dict[str, float]:
-    """Return the measures of a trial that are not null, and `communication_s` and `exposed_s` if it has buckets.
+    """Return the measures of a trial that are not null.
 
+    With buckets or traced steps, `communication_s` and `exposed_s` are among them.
     For a training trial: its last epoch, and samples of all epochs per second of training.
     """
     if result.epochs is not None:
@@ -154,9 +159,18 @@ def numbers(result: TrialResult) -> dict[str, float]:
     if result.steps is None:
         return {}
     measures = {name: value for name, value in summarise(result.steps.to_pandas()).items() if value is not None}
+    if traced := _traced(result.steps):
+        return measures | traced
     if result.buckets is not None and result.buckets.num_rows:
         measures |= _communication(result.trial, result.buckets, result.steps)
     return measures
+
+
+def _traced(steps: pa.Table) -> dict[str, float]:
+    """Return the median over traced steps per rank, averaged over ranks. Empty without them."""
+    rows = steps.select(["rank", *_TRACED]).to_pandas().dropna().rename(columns=_TRACED)
+    means = rows.groupby("rank").median().mean()
+    return {str(name): float(value) for name, value in means.dropna().items()}
 
 
 def _communication(trial: Trial, buckets: pa.Table, steps: pa.Table) -> dict[str, float]:

@@ -89,6 +89,8 @@ def _timed_steps(trial: Trial) -> int:
         steps += _ISSUE_BUSY_AND_COPY_STEPS
     if PARALLEL[trial.parallel].ddp_wrapped and trial.world_size > 1:
         steps += 3 * trial.communication_steps + (trial.settling_steps if trial.communication_steps else 0)
+    if PARALLEL[trial.parallel].traced and trial.world_size > 1:
+        steps += trial.communication_steps
     return steps
 
 

@@ -42,6 +42,10 @@ _OTHER_OPTIONS: dict[str, dict[str, Any]] = {
 """Options of trials that are not choices from a registry."""
 
 
+_TOKENS = {"model": "gpt2_tiny", "dataset": "token_sample", "sequence_length": 16}
+"""a model with blocks"""
+
+
 def everything(capacity: Capacity) -> Study:
     """Try each model, precision, strategy, optimizer, storage format, decoder and execution mode once.
 
@@ -85,7 +89,7 @@ def _registered_names(on_gpus: bool) -> dict[str, dict[str, Any]]:
     for name in PARALLEL:
         cases[f"parallel {name}"] = {"parallel": name} | ({"world_size": 1} if name == "none" else {})
     for name in EXECUTIONS:
-        cases[f"execution {name}"] = {"execution": name}
+        cases[f"execution {name}"] = {"execution": name} | (_TOKENS if name == "compile_blocks" else {})
     for name in OPTIMIZERS:
         cases[f"optimizer {name}"] = {"optimizer": name}
     for name in STORAGES:

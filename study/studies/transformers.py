@@ -3,7 +3,7 @@
 from typing import Any
 
 from study.capacity import Capacity
-from study.studies.study import Study, gpus, small_form, world_sizes
+from study.studies.study import Fields, Study, gpus, small_form, world_sizes
 
 TOKENS_PER_STEP = 524_288
 """tokens of an optimizer step in the public reproductions of GPT-2 124M (llm.c, nanoGPT: about 0.5 million)"""
@@ -50,15 +50,23 @@ def sharding(capacity: Capacity) -> Study:
     return Study(
         name="sharding",
         question=(
-            "What does sharding optimizer state (ZeRO-1) or all state (FSDP2) cost or gain in speed and memory, and "
-            "which is the largest model that fits with each?"
+            "What does sharding optimizer state (ZeRO-1), or all state within groups of GPUs (HSDP) or over all GPUs "
+            "(FSDP2), cost or gain in speed and memory, and which is the largest model that fits with each?"
         ),
         base=_base(on_gpus) | {"execution": "eager", "batch_per_gpu": 8 if on_gpus else 2},
         axes={
             "model": models,
-            "parallel": ("ddp", "zero1", "fsdp2"),
+            "parallel": ("ddp", "zero1", "hsdp", "fsdp2"),
             "world_size": tuple(size for size in world_sizes(capacity) if size > 1) or (1,),
         },
         repeats=3,
+        skip=(_one_rank_per_copy,),
         report=small_form(on_gpus),
     )
+
+
+def _one_rank_per_copy(fields: Fields) -> str | None:
+    """Return why hybrid sharding is left out on fewer than four GPUs; CPU ranks run it to show that it works."""
+    if fields["parallel"] == "hsdp" and fields["device"] == "cuda" and fields["world_size"] < 4:
+        return "on fewer than four GPUs, hybrid sharding shards nothing, or is FSDP2"
+    return None

@@ -64,6 +64,7 @@ CHANGED: dict[str, Any] = {
     "copy_ahead": True,
     "precision": "bf16",
     "parallel": "none",
+    "shard_ranks": 1,
     "sync_batch_norm": True,
     "broadcast_buffers": False,
     "bucket_mb": 1.0,
@@ -116,6 +117,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     **{name: {"script": "/home/me/train.py"} for name in ("script_arguments", "script_flags", "script_env")},
     "rewritten_stem": {"model": "resnet18", "execution": "compile"},
     **{name: {"model": "gpt2_tiny", "dataset": "token_sample"} for name in ("fused_loss", "attention")},
+    "shard_ranks": {"parallel": "hsdp"},
     "split_graph": {"execution": "compile"},
     "activation_checkpointing": {"model": "gpt2_tiny", "dataset": "token_sample"},
     **{name: {"dataset": "image_folder"} for name, facts in FIELD_FACTS.items() if facts.image_folders_only},
@@ -199,6 +201,25 @@ def test_the_global_batch_covers_all_ranks() -> None:
 
 
 @pytest.mark.parametrize(
+    ("world_size", "nodes", "shard_ranks", "expected"),
+    [
+        (1, 1, None, 1),
+        (2, 1, None, 1),
+        (8, 1, None, 4),
+        (3, 1, None, 3),
+        (8, 2, None, 4),
+        (8, 8, None, 1),
+        (8, 1, 2, 2),
+    ],
+)
+def test_hybrid_sharding_stays_within_a_node(
+    world_size: int, nodes: int, shard_ranks: int | None, expected: int
+) -> None:
+    trial = Trial(parallel="hsdp", world_size=world_size, nodes=nodes, shard_ranks=shard_ranks)
+    assert trial.shard_group_ranks == expected
+
+
+@pytest.mark.parametrize(
     ("steps", "workers", "prefetch", "expected"),
     [(20, 0, 64, 20), (20, 1, 2, 20), (20, 1, 3, 30), (20, 2, 2, 40), (100, 2, 2, 100), (1, 0, 1, 1)],
 )
@@ -272,6 +293,9 @@ def test_an_invalid_value_gives_one_line(fields: dict[str, Any], expected: str) 
         ({"dataset": "synthetic", "order": "in_order"}, ("order", "dataset")),
         ({"world_size": 3, "nodes": 2}, ("world_size", "nodes")),
         ({"parallel": "fsdp2", "static_graph": True}, ("static_graph", "parallel")),
+        ({"parallel": "fsdp2", "world_size": 2, "shard_ranks": 1}, ("shard_ranks", "parallel")),
+        ({"parallel": "hsdp", "world_size": 4, "shard_ranks": 3}, ("shard_ranks", "world_size")),
+        ({"execution": "compile_blocks"}, ("execution", "model")),
         ({"parallel": "fsdp2", "find_unused_parameters": True}, ("find_unused_parameters", "parallel")),
         ({"execution": "graph", "find_unused_parameters": True}, ("execution", "find_unused_parameters")),
         ({"parallel": "ddp_delayed", "static_graph": True}, ("static_graph", "parallel")),
@@ -385,7 +409,7 @@ def test_data_parallel_is_infeasible_for_models_that_carry_state() -> None:
     [
         {"parallel": "fsdp2", "memory_format": "channels_last"},
         {"parallel": "fsdp2", "precision": "fp16_master"},
-        {"parallel": "fsdp2", "profile_ranks": "0"},
+        {"parallel": "hsdp", "memory_format": "channels_last"},
         {"static_graph": True, "accumulation_steps": 2},
     ],
 )

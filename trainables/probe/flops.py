@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from trainables.measure.collectives import boundaries
 from trainables.messages import one_line
 
 NOT_EAGER = "the compiled model might not fit in memory without its compiled code"
@@ -99,6 +100,15 @@ def traced_operations(events: Iterable[Mapping[str, Any]]) -> float | None:
                 return None
             total += 2.0 * formula(arguments["Input Dims"], arguments.get("Concrete Inputs", ()))
     return total or None
+
+
+def traced_step_flops(events: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the operations per step of a trace, see `traced_operations`. None without steps."""
+    times = boundaries(events)
+    if len(times) < 2:
+        return None
+    total = traced_operations(event for event in events if times[0] <= event["ts"] < times[-1])
+    return None if total is None else total / (len(times) - 1)
 
 
 Shapes = Sequence[Sequence[int]]

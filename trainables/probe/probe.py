@@ -11,6 +11,7 @@ from torch import nn
 from torch.profiler import profile, record_function
 
 from trainables.clock import unix_s
+from trainables.measure.collectives import BOUNDARY
 from trainables.measure.profiler import activities_of
 from trainables.probe.counter import StepCounter, clock_of, device_of
 from trainables.probe.flops import OperationCounter, why_not_countable
@@ -28,9 +29,6 @@ from trainables.probe.rows import (
 )
 from trainables.probe.spans import Instruments, Outermost, StepSpans
 from trainables.step.timing import Clock, Mark
-
-BOUNDARY = "scaling_study::boundary"
-"""name of the trace event at the end of each step"""
 
 WATCHED = ("phases", "issue", "communication")
 """windows in which something is noted at the end of each step"""

@@ -9,14 +9,18 @@ from types import ModuleType
 from typing import Any
 
 from trainables.clock import unix_s
+from trainables.measure.collectives import TraceRows, read_trace, trace_rows
 from trainables.messages import one_line
 from trainables.probe import failures
-from trainables.probe.collectives import WINDOW, TraceRows, trace_rows
+from trainables.probe.flops import traced_step_flops
 from trainables.probe.job import ProbeJob, Row, ScriptFailure, ScriptOutput
 from trainables.probe.loop import PROBE_MODULE
 from trainables.probe.probe import Probe
 from trainables.probe.rows import label_evaluations
 from trainables.scratch import scratch_folder
+
+WINDOW = "communication"
+"""the window of steps that are traced"""
 
 
 class EndOfMeasurement(BaseException):
@@ -111,11 +115,13 @@ def rank_tables(
 
     `result`: of `measured`. `evaluated`: the steps in which any rank evaluated."""
     rows = label_evaluations(result.get("rows", ()), evaluated)
-    found, trace = TraceRows([], [], {}), None
+    found, trace, flops = TraceRows([], [], {}, {}), None, None
     if trace_file.exists():
         numbers = [row["step"] for row in result.get("rows", ()) if row["window"] == WINDOW]
-        found = trace_rows(trace_file, rank, numbers)
-        trace = trace_file.read_bytes() if keep_trace else None
+        content = trace_file.read_bytes()
+        events = read_trace(content)
+        found, flops = trace_rows(events, rank, numbers, WINDOW), traced_step_flops(events)
+        trace = content if keep_trace else None
     last = found.last_gradients_s
     gradient_bytes = result.get("evidence", {}).get("gradient_bytes")
     reductions = [_all_gradients(row, rank, gradient_bytes) for row in rows if "reduced_s" in row]
@@ -126,9 +132,9 @@ def rank_tables(
         "collectives": [row for row in found.collectives if row["step"] not in evaluated],
     }
     evidence = dict(result.get("evidence", {}))
-    if evidence and evidence["step_flops"] is None and found.step_flops is not None:
+    if evidence and evidence["step_flops"] is None and flops is not None:
         nulls = {name: reason for name, reason in evidence["nulls"].items() if name != "step_flops"}
-        evidence |= {"step_flops": found.step_flops, "nulls": nulls}
+        evidence |= {"step_flops": flops, "nulls": nulls}
     return RankTables(tables, evidence, trace)
 
 

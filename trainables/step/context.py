@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from trainables.build import build_workload
+from trainables.models.blocks import compile_blocks
 from trainables.registry import PARALLEL, PRECISIONS, SEQUENCE_MODELS, load
 from trainables.step.cuda_graph import capture, stream_for
 from trainables.step.flops import causal_attention_flops, counted_flops, recomputed_flops, step_flops
@@ -268,6 +269,8 @@ def on_device(workload: Workload, trial: Trial, precision: Precision, device: to
     model = cast_model(workload.model.to(device), precision)
     if any(parameter.dim() == 4 for parameter in model.parameters()):
         model = model.to(memory_format=layout)
-    if trial.compiled:
+    if trial.execution == "compile_blocks":
+        compile_blocks(model)
+    elif trial.compiled:
         model.compile()  # before DDP wraps it, so that the compiler splits its graph at DDP's bucket boundaries
     return replace(workload, model=model.train())

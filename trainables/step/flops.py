@@ -8,7 +8,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainables.models.checkpointing import checkpoint_blocks
+from trainables.models.blocks import checkpoint_blocks
 
 Blueprint = Callable[[], nn.Module]
 """creates a workload's model on the current device"""

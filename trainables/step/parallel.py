@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -187,10 +188,56 @@ def _sharded_optimizer(make: MakeOptimizer, parameters: list[nn.Parameter], grou
 
 
 def _fully_sharded(model: nn.Module, trial: Trial, group: Group) -> nn.Module:
+    """Shard the model over all ranks."""
+    mesh = DeviceMesh.from_group(group or dist.group.WORLD, _device_type(model))  # type: ignore[arg-type]
+    return _sharded_over(mesh, model, trial, group)
+
+
+def _hybrid_sharded(model: nn.Module, trial: Trial, group: Group) -> nn.Module:
+    """Shard the model over consecutive ranks, and keep a copy of it in each such group of ranks."""
+    mesh = _hybrid_mesh(group or dist.group.WORLD, trial.shard_group_ranks, _device_type(model))
+    return _sharded_over(mesh, model, trial, group)
+
+
+@cache
+def _hybrid_mesh(group: Any, shard_ranks: int, device_type: str) -> DeviceMesh:
+    """Return the mesh [copies, ranks of a copy] of the group's ranks. Collective over these ranks.
+
+    A warm worker group keeps its process groups, because each one that it creates takes memory and time.
+    """
+    mesh = torch.tensor(dist.get_process_group_ranks(group)).view(-1, shard_ranks)
+    name = f"{group.group_name} sharded over {shard_ranks}"
+    rows = {"replicate": mesh.t().tolist(), "shard": mesh.tolist()}
+    groups = [_group_of_this_rank(ranks, f"{name}, {dimension}") for dimension, ranks in rows.items()]
+    return DeviceMesh.from_group(groups, device_type, mesh=mesh, mesh_dim_names=tuple(rows))
+
+
+def _group_of_this_rank(rows: list[list[int]], name: str) -> dist.ProcessGroup:
+    """Create the process group of the row that contains this rank. Other ranks of the worker group do not take part.
+
+    torch names groups after the number of groups that a rank has created so far. It differs between ranks that took
+    part in different trials, which would then wait for one another forever.
+    """
+    [ranks] = [row for row in rows if dist.get_rank() in row]
+    functions: Any = dist.distributed_c10d
+    original = functions._process_group_name
+    functions._process_group_name = lambda *_, **__: f"{name}, ranks {ranks}"
+    try:
+        group = dist.new_group(ranks, use_local_synchronization=True)
+    finally:
+        functions._process_group_name = original
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def _device_type(model: nn.Module) -> str:
+    return next(model.parameters()).device.type
+
+
+def _sharded_over(mesh: DeviceMesh, model: nn.Module, trial: Trial, group: Group) -> nn.Module:
     """Shard the model. Each child of a Sequential or ModuleList is gathered separately, the rest with the root."""
     tensors = [*model.parameters(), *model.buffers()]
     broadcast_from_rank0([tensor.data for tensor in tensors], group)
-    mesh = DeviceMesh.from_group(group or dist.group.WORLD, next(model.parameters()).device.type)  # type: ignore[arg-type]
     model = _with_sync_batch_norm(model, trial, group)
     for module in reversed(list(model.modules())):  # inner modules first
         if isinstance(module, (nn.Sequential, nn.ModuleList)):
@@ -299,3 +346,7 @@ updates its share of the weights and sends it to the others"""
 
 fsdp2 = Strategy(_fully_sharded, unsynchronised=_fsdp_no_sync, optimizer=_without_fused_kernel)
 """sharded weights, gradients and optimizer state (PyTorch, torch.distributed.fsdp.fully_shard)"""
+
+hsdp = Strategy(_hybrid_sharded, unsynchronised=_fsdp_no_sync, optimizer=_without_fused_kernel)
+"""hybrid sharding: as fsdp2 within groups of ranks, over which gradients are then averaged (Zhao et al. 2023,
+https://arxiv.org/abs/2304.11277, section 3.2.2)"""

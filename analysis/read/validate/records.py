@@ -31,12 +31,13 @@ _RESERVED = re.compile(
     r"|(.*_)?(variance|degrees|difference|error|losses|top1|top5)|(train|epoch)_loss|lossless_batch(_.*)?"
     r"|(epochs|early|longest|is|previous|failing|own)_.*|critical_from|change|how|gain|machine|made_of"
     r"|plain_efficiency|lane|kind|log_mean|outlying|group_names|not_resolved|beats_naive|residual|loss_scale"
-    r"|first_is_slowest|outliers|dip_p|within_noise|reached|runs|in_order"
+    r"|first_is_slowest|outliers|dip_p|within_noise|reached|runs|in_order|traced"
 )
 """Columns that the analysis adds to the fields of a trial."""
 
 _DECLARED_LIKE_IT = (
     "reference_batch", "sweep_bytes", "tokens_per_sample", "batch_per_gpu", "cpus_per_rank", "window_limit_s",
+    "shard_ranks",
 )  # fmt: skip
 
 Count = Annotated[int, Field(ge=0, le=2**40)]
@@ -95,6 +96,7 @@ class Fields(_Part):
     median_width: Annotated[float, Field(gt=0, lt=1)] | None = None
     target_accuracy: Annotated[float, Field(gt=0, le=1)] | None = None
     tokens_per_sample: Positive | None = None
+    shard_ranks: Positive | None = None
     script: Text = ""
     train_function: Text = ""
     script_arguments: Arguments = ""

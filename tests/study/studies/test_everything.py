@@ -38,7 +38,7 @@ GPU_ONLY = {
 }  # fmt: skip
 """Infeasible on CPUs; test_studies checks the reasons."""
 
-WITHOUT_BUCKETS = {"parallel none", "parallel ddp_delayed", "parallel fsdp2"}
+WITHOUT_BUCKETS = {"parallel none", "parallel ddp_delayed", "parallel fsdp2", "parallel hsdp"}
 """Cases whose strategy has no gradient buckets that a hook could observe."""
 
 
@@ -57,7 +57,7 @@ def test_every_registered_name_trains_or_is_infeasible_and_strategies_measure_al
     trials["static"] = trials["plain"].but(static_graph=True, gradient_as_bucket_view=False)
     for field, registry in REGISTRIES.items():
         names = {getattr(trial, field) for trial in trials.values()}
-        without_compiler = {"compile"} if field == "execution" and not has_cpp_compiler() else set()
+        without_compiler = {"compile", "compile_blocks"} if field == "execution" and not has_cpp_compiler() else set()
         assert names == set(registry) - GPU_ONLY.get(field, set()) - without_compiler
 
     for size in (1, 2):

@@ -17,7 +17,8 @@ from tests.support.gloo import on_ranks
 from tests.support.trials import quick_pair
 from trainables.measure.allreduce_sweep import REPETITIONS, sweep_sizes
 from trainables.measure.communication import BucketRecorder, averaging_hook, bucket_bytes, record_buckets
-from trainables.measure.run import PROFILE_STEPS, run
+from trainables.measure.communication_windows import PROFILE_STEPS
+from trainables.measure.run import run
 from trainables.measure.windows import interleaved_blocks
 from trainables.step.context import RankOutput, RankSetup
 from trainables.step.parallel import ddp
@@ -261,7 +262,7 @@ def traced_graph(rank: int) -> RankOutput:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("trainables.step.context.capture", captured)
-        patch.setattr("trainables.measure.run.GraphClock", lambda device: CpuClock())
+        patch.setattr("trainables.measure.communication_windows.GraphClock", lambda device: CpuClock())
         patch.setattr("trainables.step.context.stream_for", lambda trial, device: contextlib.nullcontext())
         return measured(rank, PAIR.but(model="mlp", execution="graph", image_size=28, profile_ranks="0"))
 
@@ -272,3 +273,58 @@ def test_a_graph_that_communicates_is_recorded_step_by_step() -> None:
     for measurement in (first, second):
         assert len(steps_of(measurement, "profile")) == PROFILE_STEPS
         assert len(steps_of(measurement, "communication")) == PAIR.communication_steps
+
+
+# -------------------------------------------------------------------------------------------- collectives of a trace
+
+TOKENS = quick_pair(
+    model="gpt2_tiny", dataset="token_sample", sequence_length=32, batch_per_gpu=4, communication_steps=3, steps=2
+)
+CALLS = {"zero1": {"all_reduce", "broadcast"}, "fsdp2": {"all_gather", "reduce_scatter"}, "hsdp": {"all_reduce"}}
+"""operations of two ranks; with a copy of the weights on each, hybrid sharding gathers nothing"""
+
+
+def measured_all(rank: int) -> dict[str, RankOutput]:
+    trials = {name: TOKENS.but(parallel=name, profile_ranks="1") for name in CALLS}
+    return {name: measured(rank, trial) for name, trial in trials.items()}
+
+
+@pytest.fixture(scope="module")
+def sharded() -> list[dict[str, RankOutput]]:
+    return on_ranks(2, measured_all)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_collective_of_a_sharded_step_is_on_both_ranks(sharded: list[dict[str, RankOutput]], name: str) -> None:
+    keys = ("step", "operation", "group", "bytes", "collective")
+    first, second = (
+        [tuple(row[key] for key in keys) for row in of_rank[name].tables["collectives"]] for of_rank in sharded
+    )
+    assert sorted(first, key=str) == sorted(second, key=str)
+    assert {row[1] for row in first} >= CALLS[name]
+    for rank, of_rank in enumerate(sharded):
+        profiled = {row["step"]: row for row in steps_of(of_rank[name], "profile")}
+        rows = of_rank[name].tables["collectives"]
+        assert {row["step"] for row in rows} == set(profiled) and len(profiled) == TOKENS.communication_steps
+        for row in rows:
+            assert row["rank"] == rank and row["window"] == "profile" and row["bytes"] > 0
+            assert 0 <= row["start_s"] < row["end_s"] <= profiled[row["step"]]["step_s"]
+            assert 0 <= row["hidden_s"] <= row["end_s"] - row["start_s"] + 1e-9
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_time_with_a_collective_is_at_most_their_sum(sharded: list[dict[str, RankOutput]], name: str) -> None:
+    for of_rank in sharded:
+        for step in steps_of(of_rank[name], "profile"):
+            rows = [row for row in of_rank[name].tables["collectives"] if row["step"] == step["step"]]
+            total_s = sum(row["end_s"] - row["start_s"] for row in rows)
+            assert 0 < step["exposed_collectives_s"] <= step["collectives_s"] <= total_s + 1e-9
+            assert step["kernels_s"] is None
+
+
+def test_only_zero_has_buckets_and_all_strategies_keep_the_trace_of_the_named_rank(
+    sharded: list[dict[str, RankOutput]],
+) -> None:
+    for name in CALLS:
+        assert bool(sharded[0][name].tables["buckets"]) == (name == "zero1")
+        assert [of_rank[name].trace is not None for of_rank in sharded] == [False, True]

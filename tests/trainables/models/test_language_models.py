@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from trainables.build import build_workload
 from trainables.data.text import next_token_loss
 from trainables.models import fused_loss
-from trainables.models.checkpointing import checkpoint_blocks
+from trainables.models.blocks import checkpoint_blocks, compile_blocks
 from trainables.models.gpt2 import GPT2
 from trainables.models.llama import Llama
 from trainables.registry import MODELS, TOKEN_MODELS, load
@@ -184,6 +185,18 @@ def test_activation_checkpointing_repeats_the_forward_pass_of_blocks_with_equal_
         value, gradients = loss_and_gradients(model, lambda: model(TOKENS).square().mean())  # noqa: B023
         assert value == pytest.approx(expected[0])
         torch.testing.assert_close(gradients, expected[1])
+
+
+@pytest.mark.parametrize("name", ["gpt2_tiny", "llama_tiny"])
+def test_the_code_of_the_first_block_is_that_of_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = CompileCounterWithBackend("aot_eager")
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiled, fullgraph=True))
+    model = load(MODELS[name])(256, token_trial(model=name))
+    eager = model(TOKENS)
+    torch._dynamo.reset()
+    assert len(list(compile_blocks(model).get_submodule("blocks").children())) == 2
+    torch.testing.assert_close(model(TOKENS), eager)
+    assert compiled.frame_count == 1
 
 
 @pytest.mark.parametrize("name", ["gpt2_tiny", "llama_tiny"])

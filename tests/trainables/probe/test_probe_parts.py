@@ -1,6 +1,5 @@
 """The parts of the probe that need no script: cycles, batches, traces, and a session in this process."""
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,10 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.profiler import ProfilerActivity, profile
 
 from trainables.probe.batches import samples, tokens
-from trainables.probe.collectives import trace_rows
 from trainables.probe.counter import MOST_CALLS, period
 from trainables.probe.flops import OperationCounter, traced_operations
 from trainables.probe.job import ProbeJob, ScriptJob
 from trainables.probe.loop import steps
-from trainables.probe.probe import BOUNDARY
 from trainables.probe.rows import label_evaluations, usual
 from trainables.probe.session import Session, probe_session
 
@@ -195,69 +192,6 @@ def test_a_train_function_that_ends_early_says_how_many_steps_are_missing() -> N
 
 def event(name: str, category: str, start: float, duration: float, **arguments: Any) -> dict[str, Any]:
     return {"ph": "X", "name": name, "cat": category, "ts": start, "dur": duration, "args": arguments}
-
-
-def kernel(
-    name: str, correlation: int, issued: float, start: float, duration: float, **more: Any
-) -> list[dict[str, Any]]:
-    launch = event("cudaLaunchKernel", "cuda_runtime", issued, 1.0, correlation=correlation)
-    return [launch, event(name, "kernel", start, duration, correlation=correlation, **more)]
-
-
-NCCL = {
-    "Collective name": "allreduce",
-    "dtype": "Float",
-    "In msg nelems": 1000,
-    "Group size": 2,
-    "Process Group Name": "0",
-}
-BACKWARD = "autograd::engine::evaluate_function: AddmmBackward0"
-
-
-def trace_file(folder: Path, events: list[dict[str, Any]]) -> Path:
-    path = folder / "trace.json.gz"
-    path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
-    return path
-
-
-def test_nccl_kernels_become_buckets_with_the_time_at_which_the_device_was_ready(tmp_path: Path) -> None:
-    events = [
-        event(BOUNDARY, "user_annotation", 1000.0, 1.0),
-        event(BOUNDARY, "user_annotation", 1400.0, 1.0),
-        *kernel("previous_step", 1, 900.0, 950.0, 150.0),  # the device reaches the step at 1100
-        event(BACKWARD, "cpu_op", 1010.0, 200.0),
-        *kernel("gemm", 2, 1020.0, 1100.0, 100.0),  # until 1200
-        *kernel("ncclDevKernel_AllReduce", 3, 1030.0, 1210.0, 190.0, **NCCL),  # until 1400
-        *kernel("gemm", 4, 1040.0, 1200.0, 100.0),  # until 1300
-        *kernel("ncclDevKernel_AllReduce", 5, 1150.0, 1400.0, 50.0, **NCCL),  # until 1450
-        *kernel("adam", 6, 1300.0, 1450.0, 20.0),
-    ]
-    found = trace_rows(trace_file(tmp_path, events), 1, [7])
-    times = [(row["step"], row["bytes"], row["ready_s"], row["end_s"]) for row in found.buckets]
-    assert times == [
-        (7, 4000, pytest.approx(100e-6), pytest.approx(300e-6)),
-        (7, 4000, pytest.approx(200e-6), pytest.approx(350e-6)),
-    ]
-    assert found.last_gradients_s == {7: pytest.approx(200e-6)}
-    assert [row["hidden_s"] for row in found.collectives] == [pytest.approx(90e-6), 0.0]
-    assert [(row["operation"], row["group"], row["group_size"], row["collective"]) for row in found.collectives] == [
-        ("allreduce", "0", 2, 0),
-        ("allreduce", "0", 2, 1),
-    ]
-
-
-def test_other_collectives_in_the_backward_pass_leave_no_buckets(tmp_path: Path) -> None:
-    scatter = NCCL | {"Collective name": "_reduce_scatter_base"}
-    events = [
-        event(BOUNDARY, "user_annotation", 0.0, 1.0),
-        event(BACKWARD, "cpu_op", 10.0, 20.0),
-        *kernel("gemm", 1, 11.0, 20.0, 10.0),
-        *kernel("ncclDevKernel_ReduceScatter", 2, 15.0, 30.0, 10.0, **scatter),
-        event(BOUNDARY, "user_annotation", 100.0, 1.0),
-    ]
-    found = trace_rows(trace_file(tmp_path, events), 0, [3])
-    assert found.buckets == []
-    assert [row["operation"] for row in found.collectives] == ["reduce_scatter_base"]
 
 
 @pytest.mark.parametrize(

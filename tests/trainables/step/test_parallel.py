@@ -14,6 +14,7 @@ from tests.support.trials import quick_pair
 from trainables.data.loader import endless_batches
 from trainables.measure.communication import BucketRecorder, record_buckets
 from trainables.registry import PARALLEL, load
+from trainables.rules import has_cpp_compiler
 from trainables.step.context import RankSetup, build_context, rank_context
 from trainables.step.parallel import ddp_bf16, ddp_fp16
 from trainables.step.step import training_step
@@ -28,7 +29,7 @@ TEXT = PAIR.but(dataset="token_sample", model="gpt2_tiny", sequence_length=16, b
 TIED = ("gpt2_tiny", "llama_tiny")
 """models with one weight for the token embedding and the output"""
 
-EXACT = ("ddp", "ddp_delayed", "zero1", "fsdp2")
+EXACT = ("ddp", "ddp_delayed", "zero1", "fsdp2", "hsdp")
 COMPRESSED = {"ddp_fp16": 2e-3, "ddp_bf16": 2e-2}
 """largest relative error of a gradient sent in this type"""
 
@@ -115,6 +116,91 @@ def test_tied_weights_train_on_two_ranks_like_on_one(
         expected = visit[0][f"{model}, alone"][what]
         for mine, value in zip(visit[1][f"{model}, {name}{memory}"][what], expected, strict=True):
             torch.testing.assert_close(mine, value, rtol=1e-3, atol=1e-6)
+
+
+def hybrid(rank: int) -> dict[str, dict[str, list[torch.Tensor]]]:
+    """Train on four ranks: two copies of the weights, each on two ranks. Rank 0 also trains on all samples alone."""
+    tokens = TEXT.but(world_size=4, batch_per_gpu=2, parallel="hsdp")
+    images = PAIR.but(world_size=4, batch_per_gpu=2, accumulation_steps=2, parallel="hsdp")
+    alone: Any = dist.new_group([0])
+    found = {"tokens": trained(tokens, rank, None), "images, accumulated": trained(images, rank, None)}
+    if rank == 0:
+        found["tokens, alone"] = trained(tokens.but(world_size=1, batch_per_gpu=8, parallel="none"), 0, alone)
+        found["images, accumulated, alone"] = trained(ALONE, 0, alone)
+    return found
+
+
+@pytest.fixture(scope="module")
+def four() -> list[dict[str, dict[str, list[torch.Tensor]]]]:
+    return on_ranks(4, hybrid)
+
+
+@pytest.mark.parametrize("name", ["tokens", "images, accumulated"])
+def test_two_copies_on_two_ranks_each_train_like_one_rank(four: list[dict[str, Any]], name: str) -> None:
+    expected = four[0][f"{name}, alone"]
+    for found in four:
+        for what in ("gradients", "weights"):
+            for mine, value in zip(found[name][what], expected[what], strict=True):
+                assert value.abs().max() > 0
+                torch.testing.assert_close(mine, value, rtol=1e-3, atol=1e-6)
+
+
+def placements(rank: int, shard_ranks: int | None) -> tuple[list[int], list[int]]:
+    """Return the ranks that share this rank's copy, and those that hold the same part of another copy."""
+    trial = TEXT.but(world_size=4, batch_per_gpu=2, parallel="hsdp", shard_ranks=shard_ranks)
+    context = build_context(trial, RankSetup(rank, CPU))
+    model = context.strategy.wrap_model(context.workload.model, trial, None)
+    [mesh] = {parameter.device_mesh for parameter in model.parameters() if isinstance(parameter, DTensor)}
+    return mesh["shard"].mesh.tolist(), mesh["replicate"].mesh.tolist()
+
+
+@pytest.mark.parametrize(
+    ("shard_ranks", "copy", "others"), [(None, [2, 3], [0, 2]), (4, [0, 1, 2, 3], [2]), (1, [2], [0, 1, 2, 3])]
+)
+def test_consecutive_ranks_share_a_copy(shard_ranks: int | None, copy: list[int], others: list[int]) -> None:
+    assert on_ranks(4, placements, shard_ranks)[2] == (copy, others)
+
+
+COMPILED = [("gpt2_tiny", "ddp"), ("llama_tiny", "fsdp2")]
+
+
+def compiled_blocks(rank: int) -> dict[str, Any]:
+    """Train with compiled blocks on both ranks, and eagerly on rank 0 alone."""
+    alone: Any = dist.new_group([0])
+    found: dict[str, Any] = {}
+    for model, name in COMPILED:
+        less = {"activation_checkpointing": "full"} if name == "fsdp2" else {}
+        trial = TEXT.but(model=model, parallel=name, execution="compile_blocks", **less)
+        found[name] = trained(trial, rank, None)
+        if rank == 0:
+            one = TEXT.but(model=model, world_size=1, batch_per_gpu=8, parallel="none")
+            found[f"{name}, alone"] = trained(one, 0, alone)
+    return found
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not has_cpp_compiler(), reason="no C++ compiler")
+def test_compiled_blocks_train_on_two_ranks_like_eager_ones_on_one() -> None:
+    first, second = on_ranks(2, compiled_blocks, timeout_s=800)
+    for _, name in COMPILED:
+        for found in (first, second):
+            for what in ("gradients", "weights"):
+                for mine, value in zip(found[name][what], first[f"{name}, alone"][what], strict=True):
+                    torch.testing.assert_close(mine, value, rtol=1e-3, atol=1e-6)
+
+
+def one_rank_first(rank: int) -> dict[str, list[torch.Tensor]]:
+    """Train on rank 0 alone, then on both ranks."""
+    groups: list[Any] = [dist.new_group([0]), dist.new_group([0, 1])]
+    if rank == 0:
+        trained(TEXT.but(world_size=1, parallel="hsdp"), 0, groups[0], steps=1)
+    return trained(TEXT.but(parallel="hsdp"), rank, groups[1], steps=1)
+
+
+def test_a_rank_that_took_part_in_more_trials_still_meets_the_others() -> None:
+    first, second = on_ranks(2, one_rank_first, timeout_s=60)
+    for mine, other in zip(first["weights"], second["weights"], strict=True):
+        assert torch.equal(mine, other)
 
 
 def test_nested_blocks_are_sharded_and_train_like_ddp(visit: list[dict[str, Any]]) -> None:

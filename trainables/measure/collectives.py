@@ -4,18 +4,17 @@ import gzip
 import json
 import math
 from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainables.probe.flops import traced_operations
-from trainables.probe.job import Row
-from trainables.probe.probe import BOUNDARY
+from trainables.step.timing import Row
 
-WINDOW = "communication"
+BOUNDARY = "scaling_study::boundary"
+"""name of the trace event between steps"""
+
 GZIP_MAGIC = b"\x1f\x8b"
 MICROSECONDS = 1e6
 """per second; the unit of Chrome traces"""
@@ -26,6 +25,11 @@ BACKWARD = "autograd::engine::evaluate_function"
 
 GLOO_PREFIX = "gloo:"
 """c10d's name for the execution of a collective by gloo, from its issue to its completion"""
+
+GLOO_REDUCTION = "gloo:all_reduce"
+
+GLOO_CALLS = {"c10d::allreduce_": ("all_reduce", 0), "c10d::_reduce_scatter_base_": ("reduce_scatter", 1)}
+"""calls that gloo executes as an all-reduce: their operation, and which of their arguments is the input"""
 
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 
@@ -43,43 +47,64 @@ NCCL_TYPE_BYTES = {
 
 Interval = tuple[float, float]
 
+Work = tuple[float, float, float]
+"""when a computation was issued by the host, started and ended"""
+
 
 class TraceRows(NamedTuple):
-    """Rows of one rank. last_gradients_s: by step, for those with buckets. step_flops: see `traced_operations`."""
+    """Rows of one rank. last_gradients_s: by step, for those with buckets. totals: by step, see `trace_rows`."""
 
     collectives: list[Row]
     buckets: list[Row]
     last_gradients_s: dict[int, float]
-    step_flops: float | None = None
+    totals: dict[int, Row]
 
 
-def trace_rows(path: Path, rank: int, numbers: Sequence[int]) -> TraceRows:
-    """Return the rows of collectives.parquet and buckets.parquet of one rank, from its trace.
+def read_trace(content: bytes) -> list[dict[str, Any]]:
+    """Return the events with a duration of a trace: Chrome trace JSON of torch.profiler, gzipped or not."""
+    trace = json.loads(gzip.decompress(content) if content[:2] == GZIP_MAGIC else content)
+    return [event for event in trace["traceEvents"] if event.get("ph") == "X"]
 
-    path: Chrome trace JSON of torch.profiler, gzipped or not. numbers: the traced steps, whose ends are marked.
+
+def boundaries(events: Iterable[Mapping[str, Any]]) -> list[float]:
+    """Return the times between the steps of a trace, in order."""
+    return sorted(event["ts"] for event in events if event["name"] == BOUNDARY and _category(event) == ANNOTATION)
+
+
+def trace_rows(events: Sequence[dict[str, Any]], rank: int, numbers: Sequence[int], window: str) -> TraceRows:
+    """Return the rows of collectives.parquet and buckets.parquet of one rank, from the events of its trace.
+
+    numbers: the traced steps, between which there are boundaries.
 
     A step has buckets if all-reduces are all that it communicates from its first backward operation on, as under DDP or
     if the script averages gradients itself. Their `ready_s` is, on GPUs, the end of the work that was launched before.
+
+    totals, columns of steps.parquet: collectives_s: time with at least one collective in progress.
+    exposed_collectives_s: the part without computation. kernels_s: time with computation on the GPU; None on CPUs.
     """
-    content = path.read_bytes()
-    trace = json.loads(gzip.decompress(content) if content[:2] == GZIP_MAGIC else content)
-    events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
-    boundaries = sorted(event["ts"] for event in events if event["name"] == BOUNDARY and _category(event) == ANNOTATION)
     device = _Device(events) if any(_category(event) == "kernel" for event in events) else None
-    found, compute = _host_work(events) if device is None else device.work()
-    compute = _union(compute)
+    found, work = _host_work(events) if device is None else device.work()
+    compute = _union((start, end) for _, start, end in work)
     found.sort(key=lambda collective: collective.issued)
-    rows = TraceRows([], [], {})
-    for number, (begin, end) in zip(numbers, pairwise(boundaries), strict=False):
+    rows = TraceRows([], [], {}, {})
+    for number, (begin, end) in zip(numbers, pairwise(boundaries(events)), strict=False):
         start = begin if device is None else device.done(begin)
         of_step = [collective for collective in found if begin <= collective.issued < end]
         seen: Counter[Any] = Counter()
         for collective in of_step:
             key = (collective.operation, collective.group, collective.bytes)
-            row = {"rank": rank, "window": WINDOW, "step": number, **collective.columns(start)}
+            row = {"rank": rank, "window": window, "step": number, **collective.columns(start)}
             hidden = _overlap((collective.start, collective.end), compute) / MICROSECONDS
             rows.collectives.append(row | {"collective": seen[key], "hidden_s": hidden})
             seen[key] += 1
+        spans = _union((collective.start, collective.end) for collective in of_step)
+        hidden = sum(_overlap(span, compute) for span in spans)
+        kernels = _union((first, last) for issued, first, last in work if begin <= issued < end)
+        rows.totals[number] = {
+            "collectives_s": _length(spans) / MICROSECONDS,
+            "exposed_collectives_s": (_length(spans) - hidden) / MICROSECONDS,
+            "kernels_s": None if device is None else _length(kernels) / MICROSECONDS,
+        }
         backward = [event for event in events if begin <= event["ts"] < end and event["name"].startswith(BACKWARD)]
         reductions = _reductions(of_step, min((event["ts"] for event in backward), default=None))
         if reductions:
@@ -90,14 +115,10 @@ def trace_rows(path: Path, rank: int, numbers: Sequence[int]) -> TraceRows:
             rows.last_gradients_s[number] = (done - start) / MICROSECONDS
             for bucket, collective in enumerate(reductions):
                 ready = collective.start if device is None else min(device.done(collective.issued), collective.start)
-                row = {"rank": rank, "window": WINDOW, "step": number, "bucket": bucket, "bytes": collective.bytes}
+                row = {"rank": rank, "window": window, "step": number, "bucket": bucket, "bytes": collective.bytes}
                 times = {"ready_s": ready - start, "end_s": collective.end - start}
                 rows.buckets.append(row | {name: value / MICROSECONDS for name, value in times.items()})
-    if not boundaries:
-        return rows
-    timed = [event for event in events if boundaries[0] <= event["ts"] < boundaries[-1]]
-    total = traced_operations(timed)
-    return rows._replace(step_flops=None if total is None else total / (len(boundaries) - 1))
+    return rows
 
 
 @dataclass(frozen=True)
@@ -134,21 +155,58 @@ def _reductions(collectives: Sequence[_Collective], first_backward: float | None
     return found
 
 
-def _category(event: dict[str, Any]) -> str:
+def _category(event: Mapping[str, Any]) -> str:
     return str(event.get("cat", "")).lower()
 
 
-def _host_work(events: Iterable[dict[str, Any]]) -> tuple[list[_Collective], list[Interval]]:
-    """Return gloo's collectives, and the time in which operators ran on the host."""
-    found, compute = [], []
-    for event in events:
-        start, end = event["ts"], event["ts"] + event["dur"]
-        if event["name"].startswith(GLOO_PREFIX):
-            operation = event["name"].removeprefix(GLOO_PREFIX)
-            found.append(_Collective(operation, start, start, end, bytes=_host_bytes(event.get("args", {}))))
-        elif _category(event) == "cpu_op" and event["name"].startswith("aten::"):
-            compute.append((start, end))
-    return found, compute
+def _host_work(events: Iterable[dict[str, Any]]) -> tuple[list[_Collective], list[Work]]:
+    """Return gloo's collectives, and when operators ran on the host."""
+    found = [
+        _Collective(operation, event["ts"], event["ts"], event["ts"] + event["dur"], bytes=_host_bytes(_details(event)))
+        for operation, event in _executed_by_gloo(events)
+    ]
+    operators = (event for event in events if _category(event) == "cpu_op" and event["name"].startswith("aten::"))
+    return found, [(event["ts"], event["ts"], event["ts"] + event["dur"]) for event in operators]
+
+
+def _executed_by_gloo(events: Iterable[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the operation and the event of each collective that gloo executed, in order.
+
+    gloo executes a reduce-scatter as an all-reduce. If there are as many calls of a size as all-reduces, they are named
+    by the calls.
+    """
+    ordered = sorted(events, key=lambda event: float(event["ts"]))
+    called: dict[int, list[str]] = defaultdict(list)
+    for event in ordered:
+        if event["name"] in GLOO_CALLS:
+            operation, index = GLOO_CALLS[event["name"]]
+            called[_elements(_shapes(event)[index : index + 1])].append(operation)
+    executed = [event for event in ordered if event["name"].startswith(GLOO_PREFIX)]
+    reductions = Counter(_elements(_shapes(event)) for event in executed if event["name"] == GLOO_REDUCTION)
+    names = {size: iter(operations) for size, operations in called.items() if len(operations) == reductions[size]}
+    found = []
+    for event in executed:
+        operation = event["name"].removeprefix(GLOO_PREFIX)
+        if event["name"] == GLOO_REDUCTION and (size := _elements(_shapes(event))) in names:
+            operation = next(names[size])
+        found.append((operation, event))
+    return found
+
+
+def _details(event: dict[str, Any]) -> dict[str, Any]:
+    details: dict[str, Any] = event.get("args", {})
+    return details
+
+
+def _shapes(event: dict[str, Any]) -> Sequence[Any]:
+    return _details(event).get("Input Dims", ())
+
+
+def _elements(shapes: Sequence[Any]) -> int:
+    """Return the number of elements of tensors, or lists of tensors, with these shapes."""
+    return sum(
+        math.prod(shape) if all(isinstance(edge, int) for edge in shape) else _elements(shape) for shape in shapes
+    )
 
 
 def _host_bytes(arguments: dict[str, Any]) -> int | None:
@@ -185,13 +243,13 @@ class _Device:
         index = bisect_left(self.launches, issued)
         return max(issued, self.done_by[index - 1]) if index else issued
 
-    def work(self) -> tuple[list[_Collective], list[Interval]]:
-        """Return NCCL's kernels, and the time in which other work ran."""
+    def work(self) -> tuple[list[_Collective], list[Work]]:
+        """Return NCCL's kernels, and when other work ran."""
         found, compute = [], []
         for event in self.events:
             start, end, details = event["ts"], event["ts"] + event["dur"], event.get("args", {})
             if not _nccl(event):
-                compute.append((start, end))
+                compute.append((self._issued(event), start, end))
                 continue
             operation, group = details.get("Collective name"), details.get("Process Group Name")
             size = details.get("Group size")
@@ -229,6 +287,10 @@ def _union(intervals: Iterable[Interval]) -> list[Interval]:
         else:
             merged.append((start, end))
     return merged
+
+
+def _length(disjoint: Iterable[Interval]) -> float:
+    return sum(end - start for start, end in disjoint)
 
 
 def _overlap(interval: Interval, disjoint: Sequence[Interval]) -> float:

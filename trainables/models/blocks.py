@@ -1,6 +1,7 @@
-"""Activation checkpointing (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost").
+"""Change how the blocks of a language model run: compiled, or with activation checkpointing.
 
-The backward pass of a block computes its activations again, so that they need not be stored. Selective checkpointing
+Activation checkpointing (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"): the backward pass of a
+block computes its activations again, so that they need not be stored. Selective checkpointing
 (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198) stores those that are expensive to compute.
 """
 
@@ -32,4 +33,16 @@ def checkpoint_blocks(model: nn.Module, *, selective: bool) -> nn.Module:
     assert isinstance(model.blocks, nn.ModuleList)
     for block in model.blocks:
         block.forward = partial(checkpoint, block.forward, **options)
+    return model
+
+
+def compile_blocks(model: nn.Module) -> nn.Module:
+    """Compile the forward pass of each module of `model.blocks`. Returns the model.
+
+    Blocks have equal code, so that torch compiles the first one and the others use it, in far less time than for the
+    complete model. What wraps a block, such as the hooks of FSDP, stays outside of the compiled code.
+    """
+    assert isinstance(model.blocks, nn.ModuleList)
+    for block in model.blocks:
+        block.forward = torch.compile(block.forward)
     return model

@@ -1,0 +1,71 @@
+"""Communication breakdown of strategies that communicate not only in DDP's buckets, from traces of all ranks.
+
+ZeRO-1 also sends updated weights. Sharded weights are gathered before use, and their gradients reduced and scattered.
+What a collective hides behind is all computation, not only the backward pass.
+"""
+
+import numpy as np
+import pandas as pd
+
+from analysis.measure.collectives import matched
+from analysis.measure.communication import WAIT_MATTERS_SHARE, least, of_ranks, others, rank_medians
+
+WINDOW = "profile"
+"""The window of steps that strategies of this project trace. That of scripts is the communication window."""
+
+TRACED_COLUMNS = [
+    "communication_s", "wire_s", "wait_s", "hidden_s", "exposed_s", "exposed_wire_s", "exposed_wait_s",
+    "waited_for_rank", "lateness_s", "late_by_load_s", "communication_step_s", "kernel_s", "traced",
+]  # fmt: skip
+
+_RANK = ["trial_id", "rank"]
+
+
+def traced_breakdown(collectives: pd.DataFrame, window_rows: pd.DataFrame) -> pd.DataFrame:
+    """Return `TRACED_COLUMNS` per trial with collectives in `WINDOW`, indexed by trial_id.
+
+    collectives: in the layout of collectives.parquet. window_rows: see `reduce.windows`.
+
+    The columns have the meaning of those of `communication_breakdown`, but for all collectives. communication_s: time
+    with at least one collective in progress. hidden_s, exposed_s: its parts with and without computation. wire_s,
+    wait_s: its parts by the share of transfer and wait in the sum over collectives, which may overlap; see `matched`.
+    exposed_wire_s, exposed_wait_s: parts of exposed_s, likewise. A rank waits at one collective and is late at another,
+    so each collective is divided by itself, and the parts are added up. The rank that usually arrives last is that with
+    the shortest exposed wait; values are medians over the other ranks. lateness_s: by how much its exposed wait is
+    shorter. kernel_s: time with computation on the GPU; null on CPU ranks. traced: 1.
+    """
+    rows = matched(collectives[collectives["window"] == WINDOW])
+    if rows.empty:
+        return pd.DataFrame(columns=TRACED_COLUMNS, index=pd.Index([], name="trial_id"), dtype=float)
+    sums = rows.groupby(_RANK)[["duration_s", "transfer_s", "exposed_s", "exposed_transfer_s"]].sum()
+    seen = of_ranks(window_rows, WINDOW, ["collectives_s", "exposed_collectives_s", "kernels_s", "step_s"])
+    ranks = seen.reindex(sums.index).rename(
+        columns={"collectives_s": "communication_s", "exposed_collectives_s": "exposed_s", "kernels_s": "kernel_s"}
+    )
+    ranks["wire_s"] = ranks["communication_s"] * _share(sums["transfer_s"], sums["duration_s"])
+    ranks["exposed_wire_s"] = ranks["exposed_s"] * _share(sums["exposed_transfer_s"], sums["exposed_s"])
+    ranks["exposed_wait_s"] = ranks["exposed_s"] - ranks["exposed_wire_s"]
+    usual_last = least(ranks["exposed_wait_s"].fillna(np.inf))
+    result = pd.DataFrame(
+        {
+            name: others(ranks[name], usual_last)
+            for name in ("communication_s", "wire_s", "exposed_wire_s", "exposed_wait_s", "kernel_s")
+        }
+    )
+    result["exposed_s"] = result["exposed_wire_s"] + result["exposed_wait_s"]
+    result["communication_s"] = result[["communication_s", "exposed_s"]].max(axis=1)
+    result["hidden_s"] = result["communication_s"] - result["exposed_s"]
+    result["wait_s"] = result["communication_s"] - result["wire_s"]
+    result["communication_step_s"] = others(ranks["step_s"], usual_last)
+    result["lateness_s"] = result["exposed_wait_s"] - ranks["exposed_wait_s"].loc[usual_last].droplevel("rank")
+    load_wait_s = rank_medians(window_rows, "phases", ["load_wait_s"]).reindex(ranks.index)
+    result["late_by_load_s"] = load_wait_s.loc[usual_last].droplevel("rank") - others(load_wait_s, usual_last)
+    is_relevant = result["lateness_s"] >= WAIT_MATTERS_SHARE * result["communication_step_s"]
+    late = usual_last.get_level_values("rank").to_series(result.index)
+    result["waited_for_rank"] = late.where(is_relevant).astype("Int64")
+    result["traced"] = 1.0
+    return result[TRACED_COLUMNS]
+
+
+def _share(part: pd.Series, total: pd.Series) -> pd.Series:
+    return (part / total.where(total > 0)).fillna(0.0)

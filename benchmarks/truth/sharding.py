@@ -1,0 +1,199 @@
+"""Is the communication breakdown of sharded strategies correct? Compare it with traces, and with a known late rank.
+
+    python -m benchmarks.truth.sharding                   # GPT-2 with fsdp2, hsdp and zero1 on two GPUs
+    python -m benchmarks.truth.sharding --device cpu      # a small form: two CPU ranks and gloo
+
+Every strategy trains twice through the product: without a fault, and with a rank that starts each backward pass 20 ms
+late. All ranks keep their trace. Another program than the product's reads it: it takes times of the complete window,
+without dividing it into steps, and recognises collectives by the names of kernels. Goals:
+- Time with a collective, and its part without computation, are within 5 % or 0.1 ms of the trace's on every rank.
+- The product finds every collective of the trace.
+- Between 80 % and 125 % of the lateness is reported as lateness of the late rank.
+"""
+
+import argparse
+import gzip
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.compare.communication import slowed_by_trace
+from analysis.measure.trace import length_s, overlap_s, within_tolerance
+from analysis.measure.traced import WINDOW, traced_breakdown
+from analysis.read.results import Results, load
+from benchmarks.harness.common import RESULTS, command, figure, write_summary
+from benchmarks.harness.faulty_workloads import LATE_RANK, LATE_S
+from study.capacity import count_cpus, count_gpus
+from study.orchestrate.cluster import connect
+from study.orchestrate.protocol import Event
+from study.orchestrate.tune import run_trials
+from study.store.environment import versions
+from study.store.store import Store
+from trainables.trial import Trial
+
+WORKLOADS = "benchmarks/harness/faulty_workloads.py"
+STRATEGIES = ("fsdp2", "hsdp", "zero1")
+FOUND = (0.8, 1.25)
+COLUMNS = {"collectives_s": "communication", "exposed_collectives_s": "exposed"}
+
+
+def main() -> None:
+    options = _options()
+    folder = RESULTS / options.out
+    store = Store.open(
+        str(folder),
+        name="sharding-truth",
+        question="Is the communication breakdown of sharded strategies correct?",
+        configuration=vars(options),
+        versions={name: version for name, version in versions().items() if version},
+        command=command(),
+    )
+    planned = trials(options)
+    with connect("local") as cluster:
+        done = store.statuses()
+        missing = [trial for trial in planned.values() if done.get(trial.trial_id) != "done"]
+        if missing:
+            run_trials("sharding-truth", [missing], store, cluster, on_event=_tell)
+    lost = [record["trial_id"] for record in store.records() if record["status"] != "done"]
+    if lost:
+        sys.exit(f"not done: {', '.join(lost)}")
+    samples = compared(load(folder), planned)
+    write_summary(options.out, figures(samples), samples)
+    for traces in folder.glob("trials/*/traces"):
+        shutil.rmtree(traces)  # tens of megabytes each; what was read from them is among the samples
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if count_gpus() else "cpu", choices=["cuda", "cpu"])
+    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--batch", type=int, help="sequences per rank; default: 8, or 2 on CPU ranks")
+    parser.add_argument("--execution", default="eager", choices=["eager", "compile", "compile_blocks"])
+    parser.add_argument("--out", default="sharding-truth", help="folder below benchmarks/results")
+    return parser.parse_args()
+
+
+def trials(options: argparse.Namespace) -> dict[tuple[str, str], Trial]:
+    """Return the trials by strategy and workload."""
+    on_gpus = options.device == "cuda"
+    base = Trial(
+        model="gpt2" if on_gpus else "gpt2_tiny",
+        dataset="synthetic",
+        sequence_length=1024 if on_gpus else 64,
+        precision="bf16" if on_gpus else "fp32",
+        batch_per_gpu=options.batch or (8 if on_gpus else 2),
+        device=options.device,
+        world_size=options.gpus,
+        cpus_per_rank=max(1, count_cpus() // options.gpus) if on_gpus else 1,
+        execution=options.execution,
+        optimizer="adamw",
+        learning_rate=3e-4,
+        steps=20 if on_gpus else 5,
+        communication_steps=10 if on_gpus else 3,
+        sweep_bytes=2**20,
+        profile_ranks="all",
+    )
+    return {
+        (parallel, name): base.but(parallel=parallel, workload=f"{WORKLOADS}:{name}")
+        for parallel in STRATEGIES
+        for name in ("language_model", "late_language_model")
+    }
+
+
+def _tell(event: Event) -> None:
+    if event.kind == "trial_ended" and event.trial is not None:
+        print(f"{event.trial.trial_id}: {event.status} {event.reason}", flush=True)
+
+
+def traced_window(path: Path) -> dict[str, float]:
+    """Return seconds per step with a collective, and without computation at the same time, and collectives per step."""
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    events = [event for event in events if event.get("ph") == "X"]
+    steps = sum(event["name"] == "step" and event["cat"] == "user_annotation" for event in events)
+    work = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    if work:
+        communication = [event for event in work if event["name"].lower().startswith("nccl")]
+        compute = [event for event in work if not event["name"].lower().startswith("nccl")]
+    else:
+        communication = [event for event in events if event["name"].startswith("gloo:")]
+        communication = [event for event in communication if event["name"] != "gloo:barrier"]  # before the first step
+        compute = [event for event in events if event.get("cat") == "cpu_op" and event["name"].startswith("aten::")]
+    spans, busy = _intervals(communication), _intervals(compute)
+    total_s = length_s(spans)
+    return {
+        "communication_s": total_s / steps,
+        "exposed_s": (total_s - overlap_s(spans, busy)) / steps,
+        "calls": len(communication) / steps,
+    }
+
+
+def _intervals(events: Sequence[dict[str, Any]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    pairs = [(event["ts"], event["ts"] + event["dur"]) for event in events]
+    return np.array(pairs, dtype=float).reshape(-1, 2) / 1e6
+
+
+def compared(results: Results, planned: dict[tuple[str, str], Trial]) -> list[dict[str, Any]]:
+    """Return what the product and the trace say, one sample per trial and rank."""
+    slowed = slowed_by_trace(results.trials, results.windows)
+    breakdown = traced_breakdown(results.collectives, results.windows)
+    paths = results.trials.set_index("trial_id")["trace_paths"]
+    samples = []
+    for (parallel, workload), trial in planned.items():
+        own = results.steps[(results.steps["trial_id"] == trial.trial_id) & (results.steps["window"] == WINDOW)]
+        calls = results.collectives[results.collectives["trial_id"] == trial.trial_id]
+        values = breakdown.astype(object).to_dict("index")[trial.trial_id]
+        late = values["waited_for_rank"]
+        for path in paths[trial.trial_id]:
+            rank = int(Path(path).name.removeprefix("rank").partition(".")[0])
+            steps = own[own["rank"] == rank]
+            sample: dict[str, Any] = {
+                "parallel": parallel,
+                "workload": workload,
+                "rank": rank,
+                "step_s": float(steps["step_s"].mean()),
+                "kernels_s": None if steps["kernels_s"].isna().all() else float(steps["kernels_s"].mean()),
+                "calls": int((calls["rank"] == rank).sum()) / len(steps),
+                "slowed": bool(trial.trial_id in slowed.index),
+                "lateness_s": float(values["lateness_s"]),
+                "late_rank": None if pd.isna(late) else int(late),
+            }
+            sample |= {f"{name}_s": float(steps[column].mean()) for column, name in COLUMNS.items()}
+            samples.append(sample | {f"trace_{name}": value for name, value in traced_window(Path(path)).items()})
+    return samples
+
+
+def figures(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return differences from the traces, and the share of the lateness that is found."""
+    found = []
+    for parallel in STRATEGIES:
+        own = [sample for sample in samples if sample["parallel"] == parallel]
+        for name in COLUMNS.values():
+            pairs = [(sample[f"trace_{name}_s"], sample[f"{name}_s"]) for sample in own]
+            trace_s, product_s = max(pairs, key=lambda pair: abs(pair[1] - pair[0]))
+            holds = all(within_tolerance(*pair) for pair in pairs)
+            unit = f"ms of {1e3 * trace_s:.3f}"
+            difference_ms = 1e3 * (product_s - trace_s)
+            found.append(
+                figure(f"{name}, breakdown - trace, {parallel}", difference_ms, None, unit, "5 % or 0.1 ms", holds)
+            )
+        missed = max(abs(sample["calls"] - sample["trace_calls"]) for sample in own)
+        found.append(figure(f"collectives missed, {parallel}", missed, None, "per step", "0", missed == 0))
+        by_workload = {sample["workload"]: sample for sample in own}
+        late, sound = by_workload["late_language_model"], by_workload["language_model"]
+        ratio = (late["lateness_s"] - (sound["lateness_s"] if sound["late_rank"] == LATE_RANK else 0.0)) / LATE_S
+        holds = late["late_rank"] == LATE_RANK and FOUND[0] <= ratio <= FOUND[1]
+        unit = f"of {1e3 * LATE_S:.0f} ms, reported for rank {late['late_rank']}"
+        found.append(figure(f"lateness found, {parallel}", ratio, None, unit, "0.8 to 1.25", holds))
+        slowed = sum(sample["slowed"] for sample in own) / len(own)
+        found.append(figure(f"trials slowed too much by the profiler, {parallel}", slowed, None, "share", "none", None))
+    return found
+
+
+if __name__ == "__main__":
+    main()
