@@ -395,6 +395,15 @@ def test_compilation_for_cpus_is_infeasible_without_a_compiler(
     assert unmet_requirement(Trial(execution="eager")) is None
 
 
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_fp8_is_infeasible_without_its_package(monkeypatch: pytest.MonkeyPatch, is_installed: bool) -> None:
+    installed = {"torchao": is_installed}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if installed.get(name, True) else None)
+    reason = unmet_requirement(Trial(precision="fp8", device="cuda"))
+    assert reason is None if is_installed else "torchao" in str(reason)
+    assert "requires GPUs" in str(unmet_requirement(Trial(precision="fp8")))
+
+
 def test_data_parallel_is_infeasible_for_models_that_carry_state() -> None:
     fields = {"parallel": "dp", "device": "cuda"}
     assert "'mlstm64'" in (unmet_requirement(Trial.model_construct(model="mlstm64", **fields)) or "")  # type: ignore[arg-type]
