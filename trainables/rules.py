@@ -171,9 +171,9 @@ _INVALID: tuple[Rule, ...] = (
     ),
     Rule(
         ("split_graph", "execution"),
-        lambda trial: not trial.split_graph and not trial.compiled,
-        "split_graph False has no effect with execution {execution!r}, which compiles nothing; use execution 'compile' "
-        "or 'compile_graph'",
+        lambda trial: not trial.split_graph and trial.execution not in ("compile", "compile_graph"),
+        "split_graph False has no effect with execution {execution!r}, which compiles no complete graph; use execution "
+        "'compile' or 'compile_graph'",
     ),
     Rule(
         ("activation_checkpointing", "model"),

@@ -295,6 +295,10 @@ def test_an_invalid_value_gives_one_line(fields: dict[str, Any], expected: str) 
         ({"parallel": "fsdp2", "world_size": 2, "shard_ranks": 1}, ("shard_ranks", "parallel")),
         ({"parallel": "hsdp", "world_size": 4, "shard_ranks": 3}, ("shard_ranks", "world_size")),
         ({"execution": "compile_blocks"}, ("execution", "model")),
+        (
+            {"model": "gpt2_tiny", "dataset": "token_sample", "execution": "compile_blocks", "split_graph": False},
+            ("split_graph", "execution"),
+        ),
         ({"parallel": "fsdp2", "find_unused_parameters": True}, ("find_unused_parameters", "parallel")),
         ({"execution": "graph", "find_unused_parameters": True}, ("execution", "find_unused_parameters")),
         ({"parallel": "ddp_delayed", "static_graph": True}, ("static_graph", "parallel")),

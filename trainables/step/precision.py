@@ -93,7 +93,7 @@ def convert_linear_layers(model: nn.Module, emulate: bool = False) -> nn.Module:
         sizes = (module.in_features, module.out_features)
         return name != linear[-1] and all(size % FP8_MULTIPLE == 0 for size in sizes)
 
-    config = float8.Float8LinearConfig(emulate=emulate)
+    config = float8.Float8LinearConfig(emulate=emulate, pad_inner_dim=True)  # for batches that are no multiple
     converted: nn.Module = float8.convert_to_float8_training(model, module_filter_fn=is_converted, config=config)
     return converted
 
