@@ -121,6 +121,8 @@ class PrecisionFacts(Facts):
     needs_gpu: bool = False
     two_weight_types: bool = False
     """keeps weights of two dtypes"""
+    package: str = ""
+    """optional package that it needs, of which the extra has the precision's name"""
 
 
 @dataclass(frozen=True)

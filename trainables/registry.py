@@ -131,6 +131,7 @@ PRECISIONS: Mapping[str, PrecisionFacts] = {
     "fp16_master": PrecisionFacts("trainables.step.precision:fp16_master", two_weight_types=True),
     "bf16_master": PrecisionFacts("trainables.step.precision:bf16_master", two_weight_types=True),
     "fp16_pure": PrecisionFacts("trainables.step.precision:fp16_pure"),
+    "fp8": PrecisionFacts("trainables.step.precision:fp8", needs_gpu=True, package="torchao"),
 }
 
 _BUCKETS = ("broadcast_buffers", "bucket_mb")

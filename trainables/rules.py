@@ -4,6 +4,7 @@ A trial that breaks an `invalid` rule cannot be created. A trial that breaks an 
 run: the study reports it as infeasible, with the rule's message as the reason.
 """
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -54,6 +55,11 @@ def unmet_requirement(trial: TrialFields) -> str | None:
 def has_cpp_compiler() -> bool:
     """Return True if torch finds the compiler that it uses for CPUs (`torch._inductor.config.cpp.cxx`)."""
     return shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")) is not None
+
+
+def _has_package(trial: TrialFields) -> bool:
+    package = PRECISIONS[trial.precision].package
+    return not package or importlib.util.find_spec(package) is not None
 
 
 _STEMS = names_with(MODELS, "imagenet_stem")
@@ -165,9 +171,9 @@ _INVALID: tuple[Rule, ...] = (
     ),
     Rule(
         ("split_graph", "execution"),
-        lambda trial: not trial.split_graph and not trial.compiled,
-        "split_graph False has no effect with execution {execution!r}, which compiles nothing; use execution 'compile' "
-        "or 'compile_graph'",
+        lambda trial: not trial.split_graph and trial.execution not in ("compile", "compile_graph"),
+        "split_graph False has no effect with execution {execution!r}, which compiles no complete graph; use execution "
+        "'compile' or 'compile_graph'",
     ),
     Rule(
         ("first_bucket_mb", "find_unused_parameters"),
@@ -307,6 +313,12 @@ _INFEASIBLE: tuple[Rule, ...] = (
         ("precision", "device"),
         on_cpu("precision", *names_with(PRECISIONS, "needs_gpu")),
         "precision {precision!r} requires GPUs",
+    ),
+    Rule(
+        ("precision",),
+        lambda trial: not _has_package(trial),
+        "precision {precision!r} requires torchao, which is not installed; fix: pip install torchao (extra "
+        "{precision!r})",
     ),
     Rule(
         ("parallel", "device"),

@@ -27,7 +27,8 @@ _B200 = (
 class Peak:
     """Peak rates of a GPU: dense TFLOP/s (10¹² per second) by kind of arithmetic, and memory TB/s (10¹²).
 
-    fp32: outside the tensor cores. tf32, bf16, fp16: in the tensor cores, accumulated in fp32. None: not supported.
+    fp32: outside the tensor cores. tf32, bf16, fp16, fp8: in the tensor cores, accumulated in fp32. None: not
+    supported.
     """
 
     fp32: float
@@ -36,11 +37,14 @@ class Peak:
     fp16: float
     memory_tb_per_s: float
     source: str
+    fp8: float | None = None
 
     def flops_per_s(self, precision: str) -> float | None:
         """Return the dense FLOP/s for a trial's `precision`; None if unknown."""
         kind = _ARITHMETIC.get(precision)
-        tflops = {"fp32": self.fp32, "tf32": self.tf32, "bf16": self.bf16, "fp16": self.fp16}.get(kind or "")
+        tflops = {"fp32": self.fp32, "tf32": self.tf32, "bf16": self.bf16, "fp16": self.fp16, "fp8": self.fp8}.get(
+            kind or ""
+        )
         return None if tflops is None else tflops * 1e12
 
     @property
@@ -57,19 +61,20 @@ _ARITHMETIC: Mapping[str, str] = {
     "fp16": "fp16",
     "fp16_master": "fp16",
     "fp16_pure": "fp16",
+    "fp8": "fp8",
 }
 
-_H100_SXM = Peak(67, 494.5, 989.5, 989.5, 3.35, _H100)  # printed: 67; with sparsity 989, 1979, 1979
+_H100_SXM = Peak(67, 494.5, 989.5, 989.5, 3.35, _H100, 1979)  # printed: 67; with sparsity 989, 1979, 1979, 3958
 _A100_40 = Peak(19.5, 156, 312, 312, 1.555, _A100)
 _V100_SXM = Peak(15.7, None, None, 125, 0.9, _V100)
 _V100_PCIE = Peak(14, None, None, 112, 0.9, _V100)
 
 PEAKS: Mapping[str, Peak] = {
     "NVIDIA H100 80GB HBM3": _H100_SXM,
-    "NVIDIA H100 PCIe": Peak(51, 378, 756.5, 756.5, 2.0, _H100),  # with sparsity 756, 1513, 1513
-    "NVIDIA H100 NVL": Peak(60, 417.5, 835.5, 835.5, 3.9, _H100),  # with sparsity 835, 1671, 1671
-    "NVIDIA H200": Peak(67, 494.5, 989.5, 989.5, 4.8, _H200),  # with sparsity 989, 1979, 1979
-    "NVIDIA H200 NVL": Peak(60, 417.5, 835.5, 835.5, 4.8, _H200),  # with sparsity 835, 1671, 1671
+    "NVIDIA H100 PCIe": Peak(51, 378, 756.5, 756.5, 2.0, _H100, 1513),  # with sparsity 756, 1513, 1513, 3026
+    "NVIDIA H100 NVL": Peak(60, 417.5, 835.5, 835.5, 3.9, _H100, 1670.5),  # with sparsity 835, 1671, 1671, 3341
+    "NVIDIA H200": Peak(67, 494.5, 989.5, 989.5, 4.8, _H200, 1979),  # with sparsity 989, 1979, 1979, 3958
+    "NVIDIA H200 NVL": Peak(60, 417.5, 835.5, 835.5, 4.8, _H200, 1670.5),  # with sparsity 835, 1671, 1671, 3341
     "NVIDIA A100-SXM4-40GB": _A100_40,
     "NVIDIA A100-PCIE-40GB": _A100_40,
     "NVIDIA A100-SXM4-80GB": Peak(19.5, 156, 312, 312, 2.039, _A100),
@@ -79,8 +84,10 @@ PEAKS: Mapping[str, Peak] = {
     "Tesla V100-PCIE-16GB": _V100_PCIE,
     "Tesla V100-PCIE-32GB": _V100_PCIE,
     "Tesla V100S-PCIE-32GB": Peak(16.4, None, None, 130, 1.134, _V100),
-    "NVIDIA L40S": Peak(91.6, 183, 362, 362, 0.864, _L40S),  # with sparsity 366, 733, 733
-    "NVIDIA B200": Peak(75, 1125, 2250, 2250, 8.0, _B200),  # eight: 600; with sparsity 18,000, 36,000, 36,000; 64 TB/s
+    "NVIDIA L40S": Peak(91.6, 183, 362, 362, 0.864, _L40S, 733),  # with sparsity 366, 733, 733, 1466
+    "NVIDIA B200": Peak(
+        75, 1125, 2250, 2250, 8.0, _B200, 4500
+    ),  # eight: 600; sparse 18,000, 36,000, 36,000, 72,000; 64 TB/s
 }
 """By the name that NVML and torch report for a GPU."""
 
@@ -117,7 +124,8 @@ def use(measured: pd.DataFrame, windows: pd.DataFrame, price_per_gpu_hour: float
 
     step_flops: floating-point operations per step on all GPUs, as counted by the ranks; null if a rank has no count.
     flops_per_s: step_flops / plain step time / GPUs. mfu: flops_per_s / dense peak of the device in this precision, the
-    model FLOPs utilisation (Chowdhery et al., PaLM, 2022, appendix B); null without a known peak. hfu: hardware FLOPs
+    model FLOPs utilisation (Chowdhery et al., PaLM, 2022, appendix B); null without a known peak. With fp8, all
+    operations count against the fp8 peak, although attention and the output layer compute in bf16. hfu: hardware FLOPs
     utilisation, with the operations that activation checkpointing repeats; null if there are none. attention_share: of
     causal attention in step_flops. mfu_unmasked: mfu without its masked half. matmul_flops_per_s: the measured rate of
     a large matrix product in this precision, mean over the ranks; null if a rank has none. share_of_matmul: flops_per_s

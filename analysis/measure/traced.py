@@ -30,20 +30,27 @@ def traced_breakdown(collectives: pd.DataFrame, window_rows: pd.DataFrame) -> pd
     with at least one collective in progress. hidden_s, exposed_s: its parts with and without computation. wire_s,
     wait_s: its parts by the share of transfer and wait in the sum over collectives, which may overlap; see `matched`.
     exposed_wire_s, exposed_wait_s: parts of exposed_s, likewise. A rank waits at one collective and is late at another,
-    so each collective is divided by itself, and the parts are added up. The rank that usually arrives last is that with
-    the shortest exposed wait; values are medians over the other ranks. lateness_s: by how much its exposed wait is
-    shorter. kernel_s: time with computation on the GPU; null on CPU ranks. traced: 1.
+    so each collective is divided by itself, and the parts are added up per step. The rank that usually arrives last is
+    that with the shortest exposed wait; values are medians over the other ranks. lateness_s: by how much its exposed
+    wait is shorter. kernel_s: time with computation on the GPU; null on CPU ranks. traced: 1.
     """
     rows = matched(collectives[collectives["window"] == WINDOW])
     if rows.empty:
         return pd.DataFrame(columns=TRACED_COLUMNS, index=pd.Index([], name="trial_id"), dtype=float)
-    sums = rows.groupby(_RANK)[["duration_s", "transfer_s", "exposed_s", "exposed_transfer_s"]].sum()
+    sums = rows.groupby([*_RANK, "step"])[["duration_s", "transfer_s", "exposed_s", "exposed_transfer_s"]].sum()
+    shares = pd.DataFrame(
+        {
+            "transfer": sums["transfer_s"] / sums["duration_s"].where(sums["duration_s"] > 0),
+            "exposed_transfer": sums["exposed_transfer_s"] / sums["exposed_s"].where(sums["exposed_s"] > 0),
+        }
+    )
+    shares = shares.groupby(level=_RANK).median().fillna(0.0)
     seen = of_ranks(window_rows, WINDOW, ["collectives_s", "exposed_collectives_s", "kernels_s", "step_s"])
-    ranks = seen.reindex(sums.index).rename(
+    ranks = seen.reindex(shares.index).rename(
         columns={"collectives_s": "communication_s", "exposed_collectives_s": "exposed_s", "kernels_s": "kernel_s"}
     )
-    ranks["wire_s"] = ranks["communication_s"] * _share(sums["transfer_s"], sums["duration_s"])
-    ranks["exposed_wire_s"] = ranks["exposed_s"] * _share(sums["exposed_transfer_s"], sums["exposed_s"])
+    ranks["wire_s"] = ranks["communication_s"] * shares["transfer"]
+    ranks["exposed_wire_s"] = ranks["exposed_s"] * shares["exposed_transfer"]
     ranks["exposed_wait_s"] = ranks["exposed_s"] - ranks["exposed_wire_s"]
     usual_last = least(ranks["exposed_wait_s"].fillna(np.inf))
     result = pd.DataFrame(
@@ -65,7 +72,3 @@ def traced_breakdown(collectives: pd.DataFrame, window_rows: pd.DataFrame) -> pd
     result["waited_for_rank"] = late.where(is_relevant).astype("Int64")
     result["traced"] = 1.0
     return result[TRACED_COLUMNS]
-
-
-def _share(part: pd.Series, total: pd.Series) -> pd.Series:
-    return (part / total.where(total > 0)).fillna(0.0)

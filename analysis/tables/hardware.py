@@ -91,7 +91,7 @@ def hardware(analysis: Analysis) -> Table:
             N_COLUMN,
         ),
         frame,
-        f"Medians of the repeats. {_peaks(analysis)}{impossible}".rstrip(),
+        f"Medians of the repeats. {_peaks(analysis)}{_FP8 if _uses_fp8(analysis) else ''}{impossible}".rstrip(),
         blocks=blocks(axes),
     )
 
@@ -104,6 +104,11 @@ _POWER = (
     f"{100 * LEAST_SHARE:g} % of it at the plain step time, or if a GPU was not read."
 )
 
+_FP8 = (
+    " With precision fp8, utilisation refers to the fp8 peak and the fp8 matmul limit for all operations, although "
+    "attention and the output layer compute in bf16."
+)
+
 _IMPOSSIBLE = (
     " A utilisation above 100 % is impossible: either the trial computed in another arithmetic than its precision "
     "states "
@@ -111,12 +116,16 @@ _IMPOSSIBLE = (
 )
 
 
+def _uses_fp8(analysis: Analysis) -> bool:
+    return "precision" in analysis.configurations and bool((analysis.configurations["precision"] == "fp8").any())
+
+
 def _peaks(analysis: Analysis) -> str:
     """Return the peak rates that utilisation refers to, with their source."""
     sentences = []
     for name in sorted(set(analysis.measured["device_name"].dropna())):
         if peak := PEAKS.get(name):
-            rates = {"bf16": peak.bf16, "fp16": peak.fp16, "tf32": peak.tf32, "fp32": peak.fp32}
+            rates = {"bf16": peak.bf16, "fp16": peak.fp16, "tf32": peak.tf32, "fp32": peak.fp32, "fp8": peak.fp8}
             listed = ", ".join(f"{number(rate, 1)} {kind}" for kind, rate in rates.items() if rate is not None)
             sentences.append(
                 f"Peak of {name}: {listed} TFLOP/s dense, memory {peak.memory_tb_per_s:g} TB/s ({peak.source})."

@@ -12,6 +12,7 @@ SIGNALS, LOST = f"{CLI}/test_streams_and_signals.py", "tests/system/test_end_to_
 
 REPEATED = {
     "rank killed": "the trial fails with rank and node, the next one has a new group",
+    "worker of Ray Train killed": "the same, for the process that starts those of a rank",
     "rank killed while its group starts": "the same",
     "rank hangs": "the trial is a timeout that names the rank, its node and the line of code",
     "link cut for 30 s": "the trial fails with the node, the study goes on when the link is back",
@@ -202,10 +203,14 @@ def _repeated() -> list[tuple[str | Cell, ...]]:
 
 
 _ONCE = {
+    "worker of Ray Train killed": (
+        "tests/system/test_faults.py",
+        "test_a_study_survives_every_other_fault_and_is_completed_by_the_same_command",
+    ),
     "rank killed while its group starts": (
         f"{ORCHESTRATE}/test_tuning.py",
         "test_a_rank_killed_while_its_group_starts_is_reported_with_its_node",
-    )
+    ),
 }
 
 ENTRIES: Entries = [

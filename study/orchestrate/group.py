@@ -204,6 +204,7 @@ class WorkerGroup:
         first = next((failure for failure in failures if failure.out_of_memory), None)
         first = first or next((failure for failure in failures if not failure.is_consequence), failures[0])
         status = "out_of_memory" if first.out_of_memory else "timeout" if first.timed_out else "failed"
+        status = "infeasible" if first.infeasible else status
         return status, f"{self.rank_and_host(first.rank)}: {first.line}"
 
     def _timeout(self, timed_out: str) -> tuple[str, str] | None:

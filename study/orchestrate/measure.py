@@ -29,9 +29,11 @@ from trainables.measure.sweep_process import sweep_in_process
 from trainables.probe.job import ProbeJob, RankPlace, ScriptFailure, ScriptJob, ScriptOutput
 from trainables.probe.launch import run_script
 from trainables.probe.session import probe_session
+from trainables.registry import PRECISIONS, load
 from trainables.scratch import log_folder
 from trainables.step.check import check
 from trainables.step.context import RankSetup
+from trainables.step.precision import Precision, unmet_by
 from trainables.step.process import release_memory
 from trainables.step.timing import clock_for, without_garbage_collection
 from trainables.train.train import train
@@ -76,6 +78,8 @@ def measure(job: Job, trial_rank: TrialRank, keeper: KeeperProxy) -> Payload:
     The evidence has memory and `readings` before and after. For the project's own timed windows, it also has the
     `energies` of the rank's GPUs before and after the plain window.
     """
+    if job.trial.door == "factory" and (unmet := _unmet_by_device(job.trial, trial_rank)):
+        return _infeasible(unmet, trial_rank)
     if job.check and job.trial.workload:
         return _check_workload(job, trial_rank)
     if job.trial.door == "script":
@@ -118,11 +122,29 @@ def measure(job: Job, trial_rank: TrialRank, keeper: KeeperProxy) -> Payload:
     )
 
 
+def _unmet_by_device(trial: Trial, trial_rank: TrialRank) -> str | None:
+    """Return why the device of any rank cannot run the trial. Collective, so that no rank waits for one that cannot."""
+    precision: Precision = load(PRECISIONS[trial.precision])
+    if not precision.fp8_linear:  # all others run on every device, or are infeasible by a rule
+        return None
+    return next(filter(None, _all_gather(unmet_by(precision, trial_rank.device), trial_rank, trial)), None)
+
+
 def _check_workload(job: Job, trial_rank: TrialRank) -> Payload:
     """Run a step of a user's workload on rank 0. Raises WorkloadError."""
     problem = check(job.trial, trial_rank.device, job.source) if trial_rank.rank == 0 else None
     if problem:
         raise WorkloadError(problem)
+    return _empty_payload()
+
+
+def _infeasible(reason: str, trial_rank: TrialRank) -> Payload:
+    """Return the payload of a trial that a device cannot run."""
+    return _empty_payload(Failure(trial_rank.rank, trial_rank.node_id, False, reason, reason, infeasible=True))
+
+
+def _empty_payload(failure: Failure | None = None) -> Payload:
+    """Return a payload without measurements."""
     now = unix_s()
     evidence = Evidence(
         before={},
@@ -133,7 +155,8 @@ def _check_workload(job: Job, trial_rank: TrialRank) -> Payload:
         step_flops=None,
         dataset_samples=None,
     )
-    return Payload({name: packed(name, ()) for name in SCHEMAS}, evidence, started_at=now, ended_at=now)
+    tables = {name: packed(name, ()) for name in SCHEMAS}
+    return Payload(tables, evidence, started_at=now, ended_at=now, failure=failure)
 
 
 # ---------------------------------------------------------------------------------------------------------- scripts

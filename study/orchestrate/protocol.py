@@ -97,6 +97,8 @@ class Failure:
     timed_out: bool = False
     is_consequence: bool = False
     """True if it only followed from another rank's failure."""
+    infeasible: bool = False
+    """True if the trial cannot run on this device."""
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ RECORDED_VARIABLES = (
 RECORDED_PREFIXES = ("NCCL_", "GLOO_")
 """environment variables to record; all others may contain secrets"""
 
-JPEG_LIBRARIES = {"nvimagecodec": "nvidia-nvimgcodec-cu13", "torchcodec": "torchcodec"}
-"""optional packages that change how a GPU decodes JPEG (`trainables/data/images/gpu/jpeg.py`)"""
+OPTIONAL_LIBRARIES = {"nvimagecodec": "nvidia-nvimgcodec-cu13", "torchcodec": "torchcodec", "torchao": "torchao"}
+"""optional packages that decode JPEG (`trainables/data/images/gpu/jpeg.py`) or multiply in fp8"""
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TRAINABLES = ROOT / "trainables"
@@ -99,7 +99,7 @@ def versions() -> dict[str, str | None]:
         "nccl": ".".join(str(part) for part in nccl) if nccl else None,
         "cudnn": str(cudnn) if cudnn else None,
         "ray": _version("ray"),
-    } | {name: _version(package) for name, package in JPEG_LIBRARIES.items() if _version(package)}
+    } | {name: _version(package) for name, package in OPTIONAL_LIBRARIES.items() if _version(package)}
 
 
 def variables() -> dict[str, str]:

@@ -296,6 +296,10 @@ def test_an_invalid_value_gives_one_line(fields: dict[str, Any], expected: str) 
         ({"parallel": "fsdp2", "world_size": 2, "shard_ranks": 1}, ("shard_ranks", "parallel")),
         ({"parallel": "hsdp", "world_size": 4, "shard_ranks": 3}, ("shard_ranks", "world_size")),
         ({"execution": "compile_blocks"}, ("execution", "model")),
+        (
+            {"model": "gpt2_tiny", "dataset": "token_sample", "execution": "compile_blocks", "split_graph": False},
+            ("split_graph", "execution"),
+        ),
         ({"parallel": "fsdp2", "find_unused_parameters": True}, ("find_unused_parameters", "parallel")),
         ({"execution": "graph", "find_unused_parameters": True}, ("execution", "find_unused_parameters")),
         ({"parallel": "ddp_delayed", "static_graph": True}, ("static_graph", "parallel")),
@@ -395,6 +399,15 @@ def test_compilation_for_cpus_is_infeasible_without_a_compiler(
     reason = unmet_requirement(Trial(execution="compile"))
     assert reason is None if is_found else "C++ compiler" in str(reason)
     assert unmet_requirement(Trial(execution="eager")) is None
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_fp8_is_infeasible_without_its_package(monkeypatch: pytest.MonkeyPatch, is_installed: bool) -> None:
+    installed = {"torchao": is_installed}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if installed.get(name, True) else None)
+    reason = unmet_requirement(Trial(precision="fp8", device="cuda"))
+    assert reason is None if is_installed else "torchao" in str(reason)
+    assert "requires GPUs" in str(unmet_requirement(Trial(precision="fp8")))
 
 
 def test_data_parallel_is_infeasible_for_models_that_carry_state() -> None:

@@ -17,7 +17,7 @@ import torch
 
 from trainables.clock import unix_s
 from trainables.scratch import open_regular, user_folder
-from trainables.step.precision import Precision
+from trainables.step.precision import Precision, has_fp8
 from trainables.step.timing import clock_for
 
 EDGE = 8192
@@ -38,7 +38,7 @@ def matmul_limits(device: torch.device, precision: Precision) -> dict[str, float
     Call within the settings of the trial. A process measures a format once, see also `kept`.
     """
     kind = _kind(precision)
-    limits = {kind: _limit(device, kind), "fp8": _limit(device, "fp8") if _has_fp8(device) else None}
+    limits = {kind: _limit(device, kind), "fp8": _limit(device, "fp8") if has_fp8(device) else None}
     return {name: limit for name, limit in limits.items() if limit is not None}
 
 
@@ -67,10 +67,6 @@ def _kind(precision: Precision) -> str:
     if dtype is None:
         return "tf32" if precision.fp32_arithmetic == "tf32" else "fp32"
     return {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
-
-
-def _has_fp8(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def _limit(device: torch.device, kind: str) -> float | None:

@@ -221,7 +221,7 @@ def _group_of_this_rank(rows: list[list[int]], name: str) -> dist.ProcessGroup:
     [ranks] = [row for row in rows if dist.get_rank() in row]
     functions: Any = dist.distributed_c10d
     original = functions._process_group_name
-    functions._process_group_name = lambda *_, **__: f"{name}, ranks {ranks}"
+    functions._process_group_name = lambda *_, **__: f"{name}, from rank {ranks[0]}"
     try:
         group = dist.new_group(ranks, use_local_synchronization=True)
     finally:

@@ -6,6 +6,7 @@ The names follow Micikevicius et al. 2018 (https://arxiv.org/abs/1710.03740) and
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ class Precision:
     autocast: dtype of autocast; None: disabled. fp32_arithmetic: internal precision of fp32 matrix products and
     convolutions, "ieee" or "tf32" as in torch.backends. parameters: dtype of weights and gradients; None: fp32.
     master_weights: keep batch normalisation in fp32, and let the optimizer update fp32 copies of all weights.
+    fp8_linear: linear layers compute their products in fp8, see `convert_linear_layers`.
     loss_scaling: multiply the loss before the backward pass. If a gradient is not finite, skip the step and halve the
     factor.
     """
@@ -37,6 +39,7 @@ class Precision:
     parameters: torch.dtype | None = None
     master_weights: bool = False
     loss_scaling: bool = False
+    fp8_linear: bool = False
 
 
 fp32 = Precision()
@@ -50,10 +53,55 @@ bf16_master = Precision(parameters=torch.bfloat16, master_weights=True)
 """as O2, in bf16, whose range needs no loss scaling"""
 fp16_pure = Precision(parameters=torch.float16)
 """Apex's O3: fast, but does not train every model"""
+fp8 = Precision(autocast=torch.bfloat16, fp8_linear=True)
+"""bf16 autocast with linear layers in fp8 (Micikevicius et al. 2022, https://arxiv.org/abs/2209.05433)"""
+
+FP8_MULTIPLE = 16
+"""Sizes that fp8 products require of their matrices (torch._scaled_mm)."""
+
+FP8_CAPABILITY = (8, 9)
+"""Least compute capability of GPUs with fp8 products (CUDA C++ Programming Guide, compute capability 8.9)."""
+
+
+def has_fp8(device: torch.device) -> bool:
+    """Return True if the device multiplies matrices in fp8."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
+
+
+def unmet_by(precision: Precision, device: torch.device) -> str | None:
+    """Return why a trial cannot run on this device in this precision; None if it can."""
+    if not precision.fp8_linear or has_fp8(device):
+        return None
+    least = ".".join(map(str, FP8_CAPABILITY))
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU"
+    return f"precision 'fp8' requires a GPU of compute capability {least} or newer, but this device is {name}"
+
+
+def convert_linear_layers(model: nn.Module, emulate: bool = False) -> nn.Module:
+    """Let the model's linear layers multiply in fp8, by torchao. Returns the model.
+
+    Inputs and weights are scaled by their largest element and rounded to float8_e4m3, gradients to float8_e5m2; sums
+    are in fp32. The weights themselves stay as they are. The last linear layer, whose output is compared with the
+    target, and layers whose sizes are no multiple of 16 compute as without fp8. emulate: round, but multiply in fp32,
+    on any device.
+    """
+    float8: Any = import_module("torchao.float8")
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+
+    def is_converted(module: nn.Module, name: str) -> bool:
+        assert isinstance(module, nn.Linear)
+        sizes = (module.in_features, module.out_features)
+        return name != linear[-1] and all(size % FP8_MULTIPLE == 0 for size in sizes)
+
+    config = float8.Float8LinearConfig(emulate=emulate, pad_inner_dim=True)  # for batches that are no multiple
+    converted: nn.Module = float8.convert_to_float8_training(model, module_filter_fn=is_converted, config=config)
+    return converted
 
 
 def cast_model(model: nn.Module, precision: Precision) -> nn.Module:
-    """Convert the model's weights to the precision's dtype."""
+    """Convert the model's weights to the precision's dtype, or its linear layers to fp8."""
+    if precision.fp8_linear:
+        return convert_linear_layers(model)
     if precision.parameters is None:
         return model
     model = model.to(precision.parameters)

@@ -65,7 +65,7 @@ def kernels_for(trial: Trial) -> Iterator[None]:
             # else the compiler reuses code that it compiled and stored for other kernels
             config: Any = torch.compiler.config
             stack.enter_context(config.patch(cache_key_tag=f"attention {trial.attention}"))
-        if not trial.split_graph:
+        if not trial.split_graph or trial.execution == "compile_blocks":  # blocks are parts of a graph already
             stack.enter_context(torch._dynamo.config.patch(optimize_ddp=False))
         yield
 

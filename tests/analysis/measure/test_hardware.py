@@ -59,6 +59,8 @@ def test_peaks_are_the_dense_rates_of_the_data_sheets() -> None:
     h200 = PEAKS["NVIDIA H200"]
     assert h200.flops_per_s("bf16") == h200.flops_per_s("fp16_pure") == 1979e12 / 2
     assert h200.flops_per_s("tf32") == 989e12 / 2
+    assert h200.flops_per_s("fp8") == 3958e12 / 2
+    assert PEAKS["NVIDIA A100-SXM4-40GB"].flops_per_s("fp8") is None
     assert h200.flops_per_s("fp32") == 67e12
     assert h200.memory_bytes_per_s == 4.8e12
     assert PEAKS["Tesla V100-SXM2-16GB"].flops_per_s("bf16") is None  # it does not support bf16
@@ -71,7 +73,7 @@ def test_peaks_are_the_dense_rates_of_the_data_sheets() -> None:
 @pytest.mark.parametrize("name", PEAKS)
 def test_narrower_arithmetic_is_never_slower(name: str) -> None:
     peak = PEAKS[name]
-    known = [rate for rate in (peak.fp32, peak.tf32, peak.bf16 or peak.fp16) if rate is not None]
+    known = [rate for rate in (peak.fp32, peak.tf32, peak.bf16 or peak.fp16, peak.fp8) if rate is not None]
     assert known == sorted(known)
 
 
@@ -89,6 +91,17 @@ def test_utilisation_energy_hours_and_cost_match_hand_computed_values(tmp_path: 
     assert frame["gpu_hours_per_epoch"].tolist() == pytest.approx([hours / 20, hours / 20])
     assert frame["money_per_million_samples"].tolist() == pytest.approx([3 * hours, 3 * hours])
     assert frame["money_per_epoch"].tolist() == pytest.approx([3 * hours / 20, 3 * hours / 20])
+
+
+def test_fp8_is_compared_with_the_fp8_peak_and_limit(tmp_path: Path) -> None:
+    limits = {"bf16": 700e12, "fp8": 1_000e12}
+    found = analysis_of(tmp_path / "results", grid(GPU, precision=["bf16", "fp8"]), matmul_flops_per_s=limits)
+    table = TABLES["hardware"](found)
+    frame = table.frame.set_index("precision")
+    assert frame.loc["fp8", "mfu"] == pytest.approx(40e12 / 1979e12)
+    assert frame.loc["fp8", "share_of_matmul"] == pytest.approx(40e12 / 1_000e12)
+    assert frame.loc["bf16", "mfu"] == pytest.approx(40e12 / 989.5e12)
+    assert "fp8 peak" in table.note
 
 
 def test_the_table_has_formatted_cells(tmp_path: Path) -> None:

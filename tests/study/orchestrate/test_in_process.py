@@ -397,6 +397,14 @@ def test_a_real_rank_without_memory_prunes_the_same_and_larger_batches_only(tmp_
     assert f"batch_per_gpu {TOO_LARGE_BATCH}" in ran.of(larger, "reason")
 
 
+def test_a_device_that_cannot_run_a_trial_makes_it_infeasible_and_the_group_goes_on(tmp_path: Path) -> None:
+    trials = [quick_trial(world_size=2, precision="fp8"), quick_trial(world_size=2)]
+    ran = Run(tmp_path / "results", [trials], ranks=LocalProcesses())
+    assert sorted(ran.statuses(trials)) == ["done", "infeasible"]
+    assert "a CPU" in ran.of(trials[0], "reason")
+    assert len({record["worker_group"] for record in ran.records.values()}) == 1
+
+
 def _check_steps(steps: pd.DataFrame, trial: Trial) -> None:
     """Check every rank's rows of every window."""
     counts = steps.groupby("window")["step"].count()

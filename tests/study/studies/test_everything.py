@@ -33,7 +33,7 @@ REGISTRIES = {
     "memory_format": MEMORY_FORMATS, "optimizer": OPTIMIZERS, "storage": STORAGES, "decode": DECODERS,
 }  # fmt: skip
 GPU_ONLY = {
-    "model": {*names_with(MODELS, "fits_cpu", False)}, "precision": {"tf32"}, "parallel": {"dp"},
+    "model": {*names_with(MODELS, "fits_cpu", False)}, "precision": {"tf32", "fp8"}, "parallel": {"dp"},
     "execution": {"graph", "compile_graph"}, "decode": {*names_with(DECODERS, "on_device")},
 }  # fmt: skip
 """Infeasible on CPUs; test_studies checks the reasons."""

@@ -75,6 +75,7 @@ def test_trials_that_require_gpus_are_infeasible_on_cpus_with_a_reason(monkeypat
         "model llama_1b": "model 'llama_1b' is too large to train on a CPU rank",
         "model llama_8b": "model 'llama_8b' is too large to train on a CPU rank",
         "precision tf32": "precision 'tf32'",
+        "precision fp8": "precision 'fp8'",
         "parallel dp": "parallel 'dp'",
         "decode nvjpeg": "decode 'nvjpeg'",
         "decode nvjpeg_ahead": "decode 'nvjpeg_ahead'",

@@ -194,7 +194,7 @@ def test_the_code_of_the_first_block_is_that_of_all(name: str, monkeypatch: pyte
     model = load(MODELS[name])(256, token_trial(model=name))
     eager = model(TOKENS)
     torch._dynamo.reset()
-    assert len(list(compile_blocks(model).get_submodule("blocks").children())) == 2
+    compile_blocks(model)
     torch.testing.assert_close(model(TOKENS), eager)
     assert compiled.frame_count == 1
 

@@ -169,7 +169,7 @@ def compiled_blocks(rank: int) -> dict[str, Any]:
     alone: Any = dist.new_group([0])
     found: dict[str, Any] = {}
     for model, name in COMPILED:
-        less = {"activation_checkpointing": "full"} if name == "fsdp2" else {}
+        less = {"activation_checkpointing": "full" if name == "fsdp2" else "selective"}
         trial = TEXT.but(model=model, parallel=name, execution="compile_blocks", **less)
         found[name] = trained(trial, rank, None)
         if rank == 0:

@@ -1,5 +1,6 @@
 """Number formats: accuracy after training, dtypes of weights, and non-finite losses."""
 
+import copy
 import math
 import threading
 from itertools import islice
@@ -14,10 +15,21 @@ from tests.support.gloo import on_ranks
 from trainables.data.fashion_mnist import SAMPLE, read_sample
 from trainables.data.loader import endless_batches
 from trainables.measure.run import run
-from trainables.registry import PRECISIONS, load
+from trainables.registry import PRECISIONS, load, names_with
 from trainables.step.context import RankSetup, build_context
 from trainables.step.parallel import in_callers_autocast
-from trainables.step.precision import Precision, Updater, cast_model, fp16, fp16_master, fp16_pure
+from trainables.step.precision import (
+    Precision,
+    Updater,
+    bf16,
+    cast_model,
+    convert_linear_layers,
+    fp8,
+    fp16,
+    fp16_master,
+    fp16_pure,
+    unmet_by,
+)
 from trainables.step.process import settings_for
 from trainables.step.step import training_step
 from trainables.step.timing import no_mark
@@ -47,7 +59,7 @@ def accuracy_after_training(trial: Trial) -> float:
         return float((predictions == torch.from_numpy(labels)).float().mean())
 
 
-@pytest.mark.parametrize("name", [name for name in PRECISIONS if name != "tf32"])
+@pytest.mark.parametrize("name", names_with(PRECISIONS, "needs_gpu", False))
 def test_every_precision_learns_the_bundled_sample(name: str) -> None:
     assert accuracy_after_training(TRAINING.but(precision=name)) >= ACCURACY
 
@@ -139,3 +151,33 @@ def test_without_loss_scaling_a_non_finite_step_corrupts_the_weights(tmp_path: P
     [rows] = on_ranks(1, spoiled, str(tmp_path), "fp32")
     assert not any("loss_scale" in row for row in rows)
     assert [row["loss"] is None for row in rows] == [False] * 3 + [True] * (len(rows) - 3)
+
+
+# ------------------------------------------------------------------------------------------------------------- fp8
+
+
+def test_only_gpus_with_fp8_products_can_run_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-40GB")
+    for capability, can_run in (((8, 0), False), ((8, 9), True), ((9, 0), True)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        assert (unmet_by(fp8, gpu) is None) == can_run
+        assert unmet_by(bf16, gpu) is None
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert "NVIDIA A100-SXM4-40GB" in str(unmet_by(fp8, gpu))
+    assert "a CPU" in str(unmet_by(fp8, CPU))
+
+
+def test_linear_layers_but_the_last_round_their_products_to_fp8() -> None:
+    pytest.importorskip("torchao")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 48), nn.Tanh(), nn.Linear(48, 20), nn.Tanh(), nn.Linear(20, 16))
+    inputs = torch.randn(64, 32)
+    results = []
+    for converted in (model, convert_linear_layers(copy.deepcopy(model), emulate=True)):
+        converted(inputs).square().mean().backward()
+        results.append([parameter.grad for parameter in converted.parameters() if parameter.grad is not None])
+    names = [type(module).__name__ for module in converted.children() if hasattr(module, "weight")]
+    assert names == ["Float8Linear", "Linear", "Linear"], "20 is no multiple of 16, and the last layer is the output"
+    errors = [float((mine - exact).norm() / exact.norm()) for exact, mine in zip(*results, strict=True)]
+    assert 1e-3 < errors[0] < 0.1
