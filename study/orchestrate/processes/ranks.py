@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import multiprocessing
 import os
-import pickle
 import signal
 import threading
 import traceback
@@ -159,7 +158,7 @@ def _rank_process(place: Place, plan: GroupPlan, server: ServerOfParent, keeper:
     try:
         _serve(place, plan.layout, KeeperProxy(call, plan.name))
     except BaseException as error:
-        call.pipe.send((ENDED, _portable(error)))
+        _send_end(call.pipe, error)
         raise SystemExit(1) from error
     call.pipe.send((ENDED, None))
 
@@ -173,14 +172,20 @@ def _answer(questions: Connection) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _portable(error: BaseException) -> BaseException:
-    """Return an exception with its traceback as a note, or one with the same first line if it cannot be pickled."""
+def _send_end(pipe: Connection, error: BaseException) -> None:
+    """Tell the host which exception ends this process, with its traceback as a note.
+
+    One that the host could not make again becomes an exception with the same first line.
+    """
+    note = "".join(traceback.format_exception(error))
     try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        error = RuntimeError(first_line(error))
-    error.add_note("".join(traceback.format_exception(error)))
-    return error
+        type(error)(*error.args)
+        error.add_note(note)
+        pipe.send((ENDED, error))
+    except Exception:  # its class takes other arguments, or it holds what cannot be sent
+        portable = RuntimeError(first_line(error))
+        portable.add_note(note)
+        pipe.send((ENDED, portable))
 
 
 def _serve(place: Place, layout: Layout, keeper: KeeperProxy) -> None:
