@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import multiprocessing
 import os
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ import torch.distributed as dist
 
 from analysis.read.schema import SCHEMAS
 from study.orchestrate.failures import describe_failure, first_line, is_out_of_memory
+from study.orchestrate.processes.ranks import ENDED, _send_end
 from study.orchestrate.protocol import Environment, Failure, Job, KeeperProxy, Payload, RankProcess
 from study.orchestrate.rank import serve
 from study.plan.placement import Layout, ProcessKind
@@ -438,3 +440,19 @@ def sleep(rank: int) -> None:
 def test_the_helper_stops_waiting_at_its_timeout() -> None:
     with pytest.raises(RankFailed, match=r"no answer in time from ranks \[0, 1\]"):
         on_ranks(2, sleep, timeout_s=1)
+
+
+class Unsendable(Exception):
+    """Takes other arguments than it stores."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+def test_the_exception_that_ends_a_rank_reaches_its_host_with_its_traceback() -> None:
+    for error, expected in ((ValueError("no room"), ValueError), (Unsendable("this", "that"), RuntimeError)):
+        ours, theirs = multiprocessing.Pipe()
+        _send_end(theirs, error)
+        method, received = ours.recv()
+        assert (method, type(received)) == (ENDED, expected)
+        assert str(error) in str(received) and str(error) in received.__notes__[0]
