@@ -378,7 +378,9 @@ def test_a_repeat_runs_in_fresh_processes_of_the_same_launch_until_a_rank_ends_u
     assert len(set(pids)) == 2 * len(repeats)
     groups = [ran.of(trial, "worker_group") for trial in repeats]
     assert len(set(groups)) == len(repeats)
-    assert ranks.launches[-2:] == [groups[0], groups[2]], "those before checked the workload"
+    launches = [ran.of(trial, "environment")["launch"] for trial in repeats]
+    assert launches == [ranks.launches[-2]] * 2 + [ranks.launches[-1]] * 2
+    assert launches[-1] == groups[2]
     starts = [rank["process_began_at"] for trial in repeats for rank in ran.of(trial, "environment")["startup"]]
     asked = [ran.of(trial, "environment")["group"]["asked_at"] for trial in repeats]
     assert starts[2] > ran.of(repeats[0], "environment")["group"]["opened_at"]
