@@ -109,15 +109,6 @@ def _scaling_table(analysis: Analysis, label: str, title: str, axes: list[Column
         frame["plain_efficiency_more"],
     )
     frame["plain_percent"] = 100 * frame["plain_efficiency"].astype(float)
-    frame[["reference_samples_per_s", "reference_more"]] = (
-        configurations[list(_THROUGHPUT)].reindex(frame["reference"]).to_numpy()
-    )
-    if (frame["ideal"] == frame["world_size"]).all():
-        frame["ideal"] = float("nan")  # a column that repeats the number of ranks
-    tells_nothing = (frame["configuration"] == frame["reference"]) & ~(frame["plain_percent"] != 100).where(
-        frame["plain_percent"].notna(), False
-    )
-    frame = frame[~tells_nothing]
     references = sorted(set(frame["reference_world_size"].dropna().astype(int)))
     ranks = study_ranks(analysis)
     reference = f"N₀ = {', '.join(map(str, references))}" if references else ""
@@ -125,25 +116,17 @@ def _scaling_table(analysis: Analysis, label: str, title: str, axes: list[Column
         title,
         (
             *axes,
-            Column(
-                "reference_samples_per_s",
-                "reference (samples/s)",
-                f"throughput of the reference, the smallest number of ranks in its series ({reference}).",
-            ),
             Column("throughput_samples_per_s", "throughput (samples/s)", f"{ESTIMATE}, not shown here."),
             Column(
                 "speed_up",
                 "speed-up",
-                f"throughput / throughput of the reference {RATIO_ESTIMATE}.",
+                f"throughput / throughput of the reference, the smallest number of ranks in its series ({reference}) "
+                f"{RATIO_ESTIMATE}.",
                 decimals=2,
                 interval=True,
             ),
             Column(
-                "ideal",
-                "ideal",
-                "number of ranks / that of the reference.",
-                decimals=_ideal_decimals(frame["ideal"]),
-                optional=True,
+                "ideal", "ideal", "number of ranks / that of the reference.", decimals=_ideal_decimals(frame["ideal"])
             ),
             Column(
                 "plain_percent",
@@ -157,7 +140,7 @@ def _scaling_table(analysis: Analysis, label: str, title: str, axes: list[Column
             Column(
                 "efficiency_percent",
                 "efficiency (%)",
-                "speed-up / (number of ranks / that of the reference, which has the same parallel strategy).",
+                "speed-up / ideal; the reference, with the same parallel strategy, is 100 by definition.",
                 1,
                 1,
                 True,
