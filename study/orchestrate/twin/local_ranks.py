@@ -41,11 +41,11 @@ class LocalProcesses:
         return True
 
     def _run(self, call: Callable[..., Any], name: str, layout: Layout) -> None:
-        processes: dict[int, BaseProcess] = {}
+        processes: list[BaseProcess] = []
         ended: queue.Queue[tuple[int, BaseException | None]] = queue.Queue()
 
         def started(process: BaseProcess) -> BaseProcess:
-            processes[process.pid or 0] = process
+            processes.append(process)
             return process
 
         def host(rank: int) -> None:
@@ -63,7 +63,7 @@ class LocalProcesses:
         for _ in layout.node_ids:
             rank, error = ended.get()
             if error is not None:
-                threading.Timer(GRACE_S, _kill, [list(processes.values())]).start()
+                threading.Timer(GRACE_S, _kill, [processes]).start()
                 raise RankDied(rank, error)
 
     def kill(self, process: BaseProcess) -> None:
