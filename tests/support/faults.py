@@ -25,6 +25,10 @@ from tests.support.system import file, missing
 
 REPEATS = 14
 """of two batches; each fault ends one trial, and the trials before and after it must finish"""
+LEFT = 3
+"""planned trials that must be left before a fault: one that it meets, one whose result is saved later, and a spare"""
+MORE_REPEATS = 6
+"""A study that has no more trials left before all faults were injected is continued with this many more repeats."""
 TRIAL_TIMEOUT_S = 25
 MESSAGE_TIMEOUT_S = 240.0
 NEXT_TIMEOUT_S = 600.0
@@ -106,10 +110,18 @@ class Cluster:
 
     def start(self) -> "Run":
         log = self.hosts[0].tmp / f"run-{self.number}-{time.monotonic_ns()}.err"
+        earlier = self.records()
         with log.open("w") as stderr:
             process = self.hosts[0].start(self.arguments(), cwd=str(ROOT), stdout=subprocess.DEVNULL, stderr=stderr)
-        self.run = Run(process, log)
+        self.run = Run(process, log, earlier)
         return self.run
+
+    def left(self, run: "Run") -> int:
+        """Count the planned trials that this run may still finish or, if it has ended, that the next one would run."""
+        ended = set(self.done_trials())
+        if not run.has_ended:
+            ended |= {trial for trial, record in self.records().items() if record != run.earlier.get(trial)}
+        return self.repeats * len(self.batches.split(",")) - len(ended)
 
     def alive_nodes(self) -> int:
         """Return the number of nodes that Ray considers alive."""
@@ -149,6 +161,8 @@ class Run:
 
     process: "subprocess.Popen[str]"
     log: Path
+    earlier: Records
+    """the records in the results folder when it started"""
 
     @property
     def output(self) -> str:
@@ -262,8 +276,8 @@ def kill_starting_rank(cluster: Cluster) -> None:
     earlier = set(processes(cluster.hosts[1], RANK))
     deadline_s = time.monotonic() + NEXT_TIMEOUT_S
     while not (started := set(processes(cluster.hosts[1], RANK)) - earlier):
-        if time.monotonic() > deadline_s:
-            raise FaultError("no further worker group was started")
+        if time.monotonic() > deadline_s or (cluster.run and cluster.run.has_ended):
+            raise NoStepError("no further worker group was started")
         time.sleep(0.05)
     cluster.hosts[1].run(["kill", f"-{int(signal.SIGKILL)}", str(min(started))], check=False)
 
@@ -370,7 +384,7 @@ def suffer(cluster: Cluster, rng: random.Random, names: Sequence[str] = tuple(FA
             try:
                 fault.inject(cluster)
                 break
-            except NoStepError:  # the last planned trial may be over; repeating the command runs those that failed
+            except NoStepError:  # the last planned trial may be over; the command is repeated with more
                 if not further:
                     raise
         said = ""
@@ -413,10 +427,17 @@ def suffer(cluster: Cluster, rng: random.Random, names: Sequence[str] = tuple(FA
 
 
 def _await_next_trial(cluster: Cluster, run: Run) -> Run:
-    """Wait until one more trial is done. If the command ends first, repair the cluster and repeat it once."""
+    """Wait until one more trial is done. If the command ends first, repair the cluster and repeat it once.
+
+    If fewer than `LEFT` trials are left, the command ends and is repeated with more repeats.
+    """
+    if not run.has_ended and cluster.left(run) < LEFT:
+        run.end()
     before = len(cluster.done_trials())
     for _ in range(2):
         if run.has_ended:
+            if cluster.left(run) < LEFT:
+                cluster.repeats += MORE_REPEATS
             cluster.rejoin()
             run = cluster.start()
         deadline_s = time.monotonic() + NEXT_TIMEOUT_S
