@@ -109,6 +109,11 @@ def _scaling_table(analysis: Analysis, label: str, title: str, axes: list[Column
         frame["plain_efficiency_more"],
     )
     frame["plain_percent"] = 100 * frame["plain_efficiency"].astype(float)
+    frame[["reference_samples_per_s", "reference_samples_per_s_more"]] = (
+        configurations[list(_THROUGHPUT)].reindex(frame["reference"]).to_numpy()
+    )
+    differs_from_plain = frame["plain_percent"].notna() & (frame["plain_percent"] != 100)
+    frame["is_reference"] = (frame["configuration"] == frame["reference"]) & ~differs_from_plain
     references = sorted(set(frame["reference_world_size"].dropna().astype(int)))
     ranks = study_ranks(analysis)
     reference = f"N₀ = {', '.join(map(str, references))}" if references else ""
@@ -116,18 +121,21 @@ def _scaling_table(analysis: Analysis, label: str, title: str, axes: list[Column
         title,
         (
             *axes,
+            Column(
+                "reference_samples_per_s",
+                "reference (samples/s)",
+                f"throughput of the reference, the smallest number of ranks in its series ({reference}); only the CSV "
+                "has a row for each reference.",
+            ),
             Column("throughput_samples_per_s", "throughput (samples/s)", f"{ESTIMATE}, not shown here."),
             Column(
                 "speed_up",
                 "speed-up",
-                f"throughput / throughput of the reference, the smallest number of ranks in its series ({reference}) "
-                f"{RATIO_ESTIMATE}.",
+                f"throughput / throughput of the reference {RATIO_ESTIMATE}.",
                 decimals=2,
                 interval=True,
             ),
-            Column(
-                "ideal", "ideal", "number of ranks / that of the reference.", decimals=_ideal_decimals(frame["ideal"])
-            ),
+            *([] if (frame["ideal"] == frame["world_size"]).all() else [_ideal(frame)]),
             Column(
                 "plain_percent",
                 f"efficiency, plain {ranks[0]} (%)",
@@ -140,7 +148,7 @@ def _scaling_table(analysis: Analysis, label: str, title: str, axes: list[Column
             Column(
                 "efficiency_percent",
                 "efficiency (%)",
-                "speed-up / ideal; the reference, with the same parallel strategy, is 100 by definition.",
+                "speed-up / (number of ranks / that of the reference, which has the same parallel strategy).",
                 1,
                 1,
                 True,
@@ -150,11 +158,13 @@ def _scaling_table(analysis: Analysis, label: str, title: str, axes: list[Column
         frame,
         blocks=("series",),
         empty=empty,
+        not_shown="is_reference",
     )
 
 
-def _ideal_decimals(ideal: pd.Series) -> int:
-    return 0 if (ideal.dropna() % 1 == 0).all() else 2
+def _ideal(frame: pd.DataFrame) -> Column:
+    decimals = 0 if (frame["ideal"].dropna() % 1 == 0).all() else 2
+    return Column("ideal", "ideal", "number of ranks / that of the reference.", decimals=decimals)
 
 
 def speed_up_weak_table(analysis: Analysis) -> Table:

@@ -153,7 +153,8 @@ class Table:
     """A table: `frame` holds plain values in the units of its column names; `columns` define how they are shown.
 
     blocks: columns whose change starts a new block of rows, separated by a line. empty: text shown if there are no
-    rows; if it is empty too, reports omit the table.
+    rows; if it is empty too, reports omit the table. not_shown: boolean column that marks rows which tell a reader
+    nothing; only the frame and its CSV have them.
     """
 
     title: str
@@ -162,16 +163,18 @@ class Table:
     note: str = ""
     blocks: tuple[str, ...] = ()
     empty: str = ""
+    not_shown: str | None = None
 
     def shown(self) -> "Table":
-        """Return the table without optional columns that have no value."""
-        return replace(
-            self, columns=tuple(c for c in self.columns if not (c.optional and self.frame[c.name].isna().all()))
-        )
+        """Return the table without rows that are not shown, and without optional columns that have no value."""
+        frame = self.frame if self.not_shown is None else self.frame[~self.frame[self.not_shown].astype(bool)]
+        columns = tuple(c for c in self.columns if not (c.optional and frame[c.name].isna().all()))
+        return replace(self, columns=columns, frame=frame)
 
     def cells(self) -> pd.DataFrame:
         """Return all cells as strings, with headers as column names."""
-        return pd.DataFrame({column.header: column.cells(self.frame) for column in self.shown().columns}, dtype=object)
+        shown = self.shown()
+        return pd.DataFrame({column.header: column.cells(shown.frame) for column in shown.columns}, dtype=object)
 
     def definitions(self) -> list[tuple[str, str]]:
         """Return header and meaning of each column that has one; columns with the same meaning share an entry."""
@@ -203,9 +206,10 @@ class Table:
 
         is_prose: options and percentages in cells are not divided at the end of a line, see `text.as_html`.
         """
-        shown = as_html if is_prose else escape
-        columns, cells, starts = self.shown().columns, self.cells(), self._block_starts()
-        numeric = [_is_number(self.frame[column.name]) for column in columns]
+        as_shown = as_html if is_prose else escape
+        shown = self.shown()
+        columns, cells, starts = shown.columns, shown.cells(), shown._block_starts()
+        numeric = [_is_number(shown.frame[column.name]) for column in columns]
         head = "".join(
             _element("th", column.header, class_="number" if right else "", title=column.meaning, scope="col")
             for column, right in zip(columns, numeric, strict=True)
@@ -215,7 +219,7 @@ class Table:
             block = ("block",) if row in starts else ()
             rows.append(
                 "".join(
-                    _element("td", shown(text), class_=" ".join((*_classes(text, right), *block)))
+                    _element("td", as_shown(text), class_=" ".join((*_classes(text, right), *block)))
                     for text, right in zip(texts, numeric, strict=True)
                 )
             )

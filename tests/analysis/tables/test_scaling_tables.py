@@ -211,11 +211,17 @@ def test_weak_table_matches_values_computed_by_hand(exact: ReportInputs) -> None
     text = TABLES["weak_scaling"](exact).to_markdown()
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert [[cell.strip() for cell in line.strip("|").split("|")] for line in (table[0], *table[2:])] == [
-        ["batch per GPU", "GPUs", "throughput (samples/s)", "speed-up", "ideal", "efficiency (%)", "n"],
-        ["8", "1", "80.0", "1.00", "1", "100.0", "2"],
-        ["8", "2", "128.0", "1.60 [1.60, 1.60]", "2", "80.0 [80.0, 80.0]", "2"],
-        ["8", "4", "200.0", "2.50 [2.50, 2.50]", "4", "62.5 [62.5, 62.5]", "2"],
+        ["batch per GPU", "GPUs", "reference (samples/s)", "throughput (samples/s)", "speed-up", "efficiency (%)", "n"],
+        ["8", "2", "80.0", "128", "1.60 [1.60, 1.60]", "80.0 [80.0, 80.0]", "2"],
+        ["8", "4", "80.0", "200", "2.50 [2.50, 2.50]", "62.5 [62.5, 62.5]", "2"],
     ]
+
+
+def test_only_the_csv_has_a_row_for_a_reference(exact: ReportInputs) -> None:
+    table = TABLES["weak_scaling"](exact)
+    assert [row["world_size"] for row in csv.DictReader(io.StringIO(table.to_csv()))] == ["1", "2", "4"]
+    assert list(table.cells()["GPUs"]) == ["2", "4"]
+    assert table.to_html("weak").count("<tr>") == table.to_latex().count(r"\\") == 3  # with the header
 
 
 def test_csv_contains_plain_values_and_trial_ids(exact: ReportInputs) -> None:
