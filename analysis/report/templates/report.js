@@ -1,4 +1,5 @@
-// Sorts and filters the tables, and searches the collapsed part. Without this script the page shows the same content.
+// Sorts and filters the tables, stacks the cells of wide ones on phones, and searches the collapsed part. Without this
+// script the page shows the same content.
 (() => {
   const MISSING = "–";
   const cell = (row, column) => row.cells[column].textContent.trim();
@@ -59,6 +60,33 @@
     });
   }
 
+  // On a narrow page, a table that is wider than the page shows each row as a list of headers and cells.
+  const narrow = matchMedia("(max-width: 700px)");
+  const widths = new WeakMap();
+  function stack(region) {
+    const table = region.querySelector("table");
+    table.classList.remove("stacked");
+    table.classList.toggle("stacked", narrow.matches && table.offsetWidth > region.clientWidth);
+  }
+  const stacking = new ResizeObserver((entries) => {
+    for (const { target, contentRect } of entries) {
+      if (widths.get(target) === contentRect.width) continue; // stacking changes its height only
+      widths.set(target, contentRect.width);
+      requestAnimationFrame(() => stack(target));
+    }
+  });
+
+  function stackable(table) {
+    const names = [...table.tHead.rows[0].cells].map((head) => head.textContent.trim());
+    for (const row of table.tBodies[0].rows) {
+      [...row.cells].forEach((part, column) => {
+        part.dataset.header = names[column];
+        part.classList.toggle("missing", cell(row, column) === MISSING);
+      });
+    }
+    stacking.observe(table.closest(".scroll"));
+  }
+
   function searchable(box) {
     const input = document.getElementById("search");
     const count = document.getElementById("hits");
@@ -93,5 +121,6 @@
   for (const table of document.querySelectorAll(".scroll table")) {
     sortable(table);
     filterable(table);
+    stackable(table);
   }
 })();

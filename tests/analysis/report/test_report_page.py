@@ -76,10 +76,17 @@ found.beside = [...document.querySelectorAll(".question")].map((part) => {
   return figure && evidence && figure.getBoundingClientRect().right <= evidence.getBoundingClientRect().left;
 });
 found.wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
-found.problems = window.problems;
-const result = document.createElement("pre");
-result.id = "result"; result.textContent = encodeURIComponent(JSON.stringify(found));
-document.body.append(result);
+box.open = true;
+setTimeout(() => {  // observers of sizes have been called
+  const tables = [...document.querySelectorAll(".scroll > table")];
+  found.stacked = tables.filter((table) => table.classList.contains("stacked")).length;
+  found.cut = tables.filter((table) => table.offsetWidth > table.parentElement.clientWidth + 1)
+    .map((table) => table.id);
+  found.problems = window.problems;
+  const result = document.createElement("pre");
+  result.id = "result"; result.textContent = encodeURIComponent(JSON.stringify(found));
+  document.body.append(result);
+}, 200);
 </script>"""
 
 STEP_S = {8: 0.02, 16: 0.02, 64: 0.05, 128: 0.08, 512: 0.3}
@@ -124,7 +131,8 @@ def in_browser(html: str, folder: Path, width: int) -> dict[str, Any]:
     file.write_text(html.replace("</body>", f"{AFTER}</body>", 1))
     command = [
         browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}",
-        "--host-resolver-rules=MAP * ~NOTFOUND", f"--window-size={width},900", "--dump-dom", file.as_uri(),
+        "--host-resolver-rules=MAP * ~NOTFOUND", f"--window-size={width},900", "--virtual-time-budget=5000",
+        "--dump-dom", file.as_uri(),
     ]  # fmt: skip
     run = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
     written = re.search(r'<pre id="result">(.*?)</pre>', run.stdout)
@@ -156,6 +164,13 @@ def test_page_fits_a_phone(page: str, tmp_path: Path) -> None:
     seen = in_browser(page, tmp_path, 500)  # the narrowest window that headless Chromium opens
     assert seen["wide"] is False
     assert seen["problems"] == []
+    assert seen["cut"] == []
+    assert seen["stacked"] > 5
+
+
+@needs("chromium")
+def test_tables_keep_their_columns_on_a_wide_window(seen: dict[str, Any]) -> None:
+    assert seen["stacked"] == 0
 
 
 @needs("chromium")
