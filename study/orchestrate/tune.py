@@ -291,25 +291,31 @@ def _keeper(
     shared: SharedKeeper | None,
 ) -> Iterator[Any]:
     """Yield a keeper on the driver's host, and close it at the end. A shared one stays open."""
+    left = counts(known.statuses, [trial.trial_id for trial in grid.trials])
+    live = _live_keeper(study_name, grid, store, cluster, known, ranks, left)
     if shared is None:
-        with _live_keeper(study_name, grid, store, cluster, known, ranks) as keeper:
+        with live as keeper:
             yield keeper
         return
     if shared.actor is None:
-        shared.actor = shared.stack.enter_context(_live_keeper(study_name, grid, store, cluster, known, ranks))
+        shared.actor = shared.stack.enter_context(live)
     else:
-        left = counts(known.statuses, [trial.trial_id for trial in grid.trials])
         ray.get(shared.actor.restart.options(max_task_retries=-1).remote(known.out_of_memory, left))
     yield shared.actor
 
 
 @contextlib.contextmanager
 def _live_keeper(
-    study_name: str, grid: Grid, store: Store, cluster: Cluster, known: KnownTrials, ranks: RankBackend
+    study_name: str,
+    grid: Grid,
+    store: Store,
+    cluster: Cluster,
+    known: KnownTrials,
+    ranks: RankBackend,
+    left: Mapping[str, int],
 ) -> Iterator[Any]:
-    """Yield a keeper on the driver's host, and close it at the end."""
+    """Yield a keeper on the driver's host, and close it at the end. left: trials by status before the first one."""
     options = {"num_cpus": 0, "resources": cluster.driver_resource, "max_restarts": -1}
-    left = counts(known.statuses, [trial.trial_id for trial in grid.trials])
     servers = servers_of(cluster.log_dir)
     keeper = (
         ray.remote(Keeper)
