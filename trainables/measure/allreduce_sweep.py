@@ -16,9 +16,12 @@ MAX_CALLS_PER_ROUND = 20
 
 
 def sweep_sizes(largest_bytes: int, buckets: Iterable[int]) -> list[int]:
-    """Return message sizes in bytes of fp32: powers of four from 4 B to `largest_bytes`, `largest_bytes`, buckets."""
+    """Return message sizes in bytes of fp32: powers of four from 4 B to `largest_bytes`, `largest_bytes`, buckets.
+
+    A bucket may be smaller than one number of fp32, as a flag that ranks of DeepSpeed agree on is.
+    """
     powers = {4**power for power in range(1, int(math.log(largest_bytes, 4) + 1e-9) + 1)}
-    return sorted(powers | {largest_bytes // 4 * 4} | {size // 4 * 4 for size in buckets})
+    return sorted(powers | {max(4, size // 4 * 4) for size in (largest_bytes, *buckets)})
 
 
 def all_reduce_sweep(

@@ -197,6 +197,7 @@ def test_sweep_sizes_are_powers_of_four_the_largest_and_the_buckets() -> None:
     assert sweep_sizes(1024, [40, 8000]) == [4, 16, 40, 64, 256, 1024, 8000]
     assert sweep_sizes(1000, []) == [4, 16, 64, 256, 1000]
     assert sweep_sizes(2**30, [])[-2:] == [2**28, 2**30]
+    assert sweep_sizes(16, [0, 1, 7]) == [4, 16]
     assert all(size % 4 == 0 for size in sweep_sizes(1001, [1002, 7]))
 
 
