@@ -168,6 +168,7 @@ def trial_breakdown(
     exposed = communication_breakdown(rows, window_rows, "phases")
     unknown = result.index.intersection(slowed.index).difference(exposed.index)
     result = result.drop(index=unknown).reindex(result.index.difference(unknown).union(exposed.index))
+    result["traced"] = 0.0  # also of trials without buckets in the trace, as with ZeRO
     result.loc[result.index.isin(slowed.index), TRACED] = np.nan
     is_exact = result.index.isin(exposed.index)
     for name in EXPOSED:  # one by one, because they have several types

@@ -87,7 +87,7 @@ def exposed(analysis: Analysis) -> str | None:
         f"Exposed communication takes {most}{percent(row['share'])} of a step of the ranks that wait, "
         f"{_ms(row['exposed_s'])}{f' ({label})' if label else ''}"
     )
-    if row["communication_s"] <= 0:  # shorter than a clock can tell
+    if not row["communication_s"] > 0:  # shorter than a clock can tell, or unknown
         return f"{text}."
     hidden = percent(row["hidden_s"] / row["communication_s"])
     if row["traced"] == 1:

@@ -8,12 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.compare.communication import slowed_by_trace, trial_breakdown
-from analysis.measure.communication import bucket_rows
 from analysis.predict.inputs import with_models
 from analysis.read.results import load_reduced
 from analysis.study import Analysis, analyse
 from analysis.verdict.card import card_of
+from analysis.verdict.communication import sentences
 from analysis.verdict.own_code import separate_trials, slowed_traces, without_exchange
 from analysis.verdict.trust import impossible_rates, non_finite_losses, trust
 from tests.support.frames import FIELDS, record, steps, trial_id, write_study, write_trial
@@ -216,13 +215,17 @@ def test_noise_is_no_pause(tmp_path: Path) -> None:
     assert "paused_rank" not in {finding.name for finding in analysis.findings}
 
 
-def test_a_script_without_buckets_in_its_trace_has_exposed_communication(tmp_path: Path) -> None:
-    found = script_on_two_ranks(tmp_path, 0.1, stamped=True).results
-    rows = bucket_rows(found.buckets[found.buckets["window"] == "phases"], found.steps, found.trials)
-    slowed = slowed_by_trace(found.trials, found.windows)
-    [row] = trial_breakdown(rows, slowed, found.windows).to_dict("records")
+@pytest.mark.parametrize("traced_s", [0.1, 0.15])
+def test_a_script_without_buckets_in_its_trace_has_exposed_communication(tmp_path: Path, traced_s: float) -> None:
+    write_study(tmp_path)
+    write_script_trial(tmp_path, traced_s, stamped=True)
+    [path] = tmp_path.glob("trials/*/buckets.parquet")
+    pd.read_parquet(path).query("window == 'phases'").to_parquet(path)
+    analysis = analyse(load_reduced(tmp_path))
+    [row] = analysis.communication.breakdown.to_dict("records")
     assert (row["exposed_wait_s"], row["waited_for_rank"]) == (pytest.approx(LATE_S), 1)
-    assert np.isnan(row["communication_s"])
+    assert np.isnan(row["wire_s"])
+    assert any(line.startswith("Exposed communication takes") for line in sentences(analysis))
 
 
 def test_trials_with_and_without_a_noted_last_gradient_are_broken_down_together(tmp_path: Path) -> None:
