@@ -34,12 +34,13 @@ def slowdown(
     transfer_s, queueing_s: exposed time of the rank that arrives last, in the last bucket and before it.
     wait_s: lateness of that rank.
     load_s: wait for a batch, and its copy to the device.
-    slower_compute_s: all else in a step with communication, from the interleaved window, or from the plain one for
-    strategies without it, which then have no remainder (see `traced_breakdown`): kernels that share cores,
-    memory or clocks with other ranks, and compute that all-reduces slow down.
+    slower_compute_s: all else in a step with communication: kernels that share cores, memory or clocks with other
+    ranks, and compute that all-reduces slow down. From the interleaved window; of scripts, which have none, from the
+    phases window; of strategies without either from the plain window, so that they have no remainder (see
+    `traced_breakdown`).
     host_s: waiting of the device for the host; null if host and device are the same (CPU), 0 unless host_bound.
-    remainder_s: not explained. It is the part without communication of the difference between the plain and the
-    interleaved window, such as noise.
+    remainder_s: not explained. It is the part without communication of the difference between the plain and the other
+    window, such as noise.
 
     host_bound: the step is host-bound (`measures.summarise`) on N ranks or in the reference. All that the device waits
     for is then the host's, except what a cause adds to a step without it: communication counts only as far as
@@ -57,7 +58,9 @@ def slowdown(
     votes = configurations["host_bound"].astype(float)  # null if unknown
     of_pair = pd.concat([pairs[name].map(votes) for name in ("configuration", "reference")], axis=1)
     by_host = of_pair.max(axis=1) > 0
-    several, reference = (_step_parts(exposed, configurations, pairs[name], by_host) for name in _PAIR[:2])
+    buckets = exposed.reindex(pairs["configuration"]).set_axis(pairs.index)
+    by_phases = buckets["synchronised_step_s"].isna() & (buckets["traced"].astype(float) != 1)
+    several, reference = (_step_parts(exposed, configurations, pairs[name], by_host, by_phases) for name in _PAIR[:2])
     growth = several - ideal_share * reference
     result = pairs[_PAIR].copy()
     result["growth_s"] = growth["step_s"]
@@ -110,12 +113,13 @@ def visible_causes(lost: Mapping[str, float]) -> dict[str, float]:
 
 
 def _step_parts(
-    exposed: pd.DataFrame, configurations: pd.DataFrame, chosen: pd.Series, by_host: pd.Series
+    exposed: pd.DataFrame, configurations: pd.DataFrame, chosen: pd.Series, by_host: pd.Series, by_phases: pd.Series
 ) -> pd.DataFrame:
     """Return parts of the step of the chosen configurations, in seconds, with the index of `chosen`.
 
     step_s: plain step. transfer_s, queueing_s, wait_s, load_s: see `slowdown`; 0 without communication. work_s: a step
-    of the interleaved window without these parts of communication. no_sync_step_s, kernel_s, issue_s: null if unknown.
+    of the interleaved window, or with `by_phases` of the phases window, without these parts of communication.
+    no_sync_step_s, kernel_s, issue_s: null if unknown.
     """
     rows = configurations.loc[chosen].set_axis(chosen.index).astype({"step_s": float})
     buckets = exposed.reindex(chosen).set_axis(chosen.index)
@@ -143,7 +147,8 @@ def _step_parts(
     parts = shares.mul(step_s, axis=0)
     parts["step_s"] = step_s
     parts["load_s"] = rows[["load_wait_s", "host_to_device_s"]].astype(float).sum(axis=1)
-    parts["work_s"] = synchronised.mask(alone, step_s) * (1 - shares.sum(axis=1))
+    with_communication = synchronised.mask(alone, step_s).mask(by_phases, rows["phases_step_s"].astype(float))
+    parts["work_s"] = with_communication * (1 - shares.sum(axis=1))
     parts["no_sync_step_s"] = buckets["no_sync_step_s"].astype(float).mask(alone, step_s)
     parts["kernel_s"] = buckets["kernel_s"].astype(float).mask(alone, rows["busy_s"].astype(float))
     parts["issue_s"] = rows["step_launch_s"].astype(float)

@@ -122,6 +122,20 @@ def test_a_difference_between_windows_is_a_remainder_only_in_its_compute(tmp_pat
     assert row["remainder_s"] == pytest.approx(0.1 * (step.step_s - exposed_s))
 
 
+def test_slower_compute_of_a_script_is_that_of_its_phases(tmp_path: Path) -> None:
+    """Its steps without communication are unknown, and the instruments of both phases windows cost the same."""
+    law = KnownLaw(slower_compute_s=0.004)
+    results = load(write_known_law(tmp_path / "r", law, (1, 2), repeats_per_group=(1,)))
+    without = results.steps[~results.steps["window"].isin(["synchronised", "no_sync"])].copy()
+    without.loc[without["window"] == "phases", "step_s"] += 0.001
+    analysis = analyse(type(results)(results.study, results.trials, without, results.buckets, results.sweep))
+    [(_, row)] = analysis.communication.slowdown.iterrows()
+    true = true_causes(law, 2)
+    assert row["slower_compute_s"] == pytest.approx(true["slower_compute_s"], rel=0.05)
+    assert row["transfer_s"] == pytest.approx(true["transfer_s"])
+    assert abs(row["remainder_s"]) < 0.05 * row["growth_s"]
+
+
 def test_kernel_time_is_known_of_a_step_without_a_function_after_the_backward_pass(tmp_path: Path) -> None:
     results = load(write_known_law(tmp_path / "r", KnownLaw(host_s=0.034), (1, 2), repeats_per_group=(1,)))
     assert results.steps["after_backward_s"].isna().all()
