@@ -13,15 +13,16 @@ from analysis.measure.hardware import training_power_w
 from analysis.predict.inputs import ReportInputs
 from analysis.predict.laws import Link
 from analysis.predict.model import ROW_COLUMNS, WIDEST, ScalingModel, Spreads, predict, with_throughput, without
-from analysis.predict.series import Interconnects, run_spreads
+from analysis.predict.series import Interconnects, ScalingSeries, run_spreads
 from analysis.read.results import nothing_timed
 from analysis.study import Analysis, study_ranks
 from analysis.text import join, value_label
 
 _STATED = re.compile(r"([0-9.]+(?:e-?[0-9]+)?):([0-9.]+(?:e-?[0-9]+)?)")
 
-HOST_BOUND, NETWORK, NOT_RESOLVED, MEASURED = "host-bound", "network not measured", "not resolved", "measured"
-"""Caveats of a row. HOST_BOUND and MEASURED: no prediction. NETWORK and NOT_RESOLVED: no interval."""
+HOST_BOUND, NO_SCALING, MEASURED = "host-bound", "scaling not resolved", "measured"
+NETWORK, NOT_RESOLVED = "network not measured", "not resolved"
+"""Caveats of a row. Those of the first line: no prediction. Those of the second line: no interval."""
 
 FORECAST_COLUMNS = [
     *ROW_COLUMNS, "caveat", "interconnect", "held_out_error", "naive_error", "beats_naive", "measured_error",
@@ -66,8 +67,14 @@ def forecast(
     link = stated_link(interconnect)
     per_node = ranks_per_node(analysis)
     repeats = run_spreads(analysis)
+    reasons = {model.number: _reason_against(analysis, model.series) for model in models}
     rows = pd.concat(
-        [_row(model, size, per_node, link, models, repeats) for size in sizes for model in models], ignore_index=True
+        [
+            _row(model, size, per_node, link, models, repeats, reasons[model.number])
+            for size in sizes
+            for model in models
+        ],
+        ignore_index=True,
     )
     trial_power_w = training_power_w(analysis.measured, analysis.results.windows)
     power = {model.number: trial_power_w.reindex(_largest(analysis, model)).median() for model in models}
@@ -150,6 +157,21 @@ def _requested_models(analysis: ReportInputs, interconnect: str | None, name: st
     return with_gradients
 
 
+def is_resolved(analysis: Analysis, series: ScalingSeries) -> bool:
+    """Return False if the measured efficiency on the most ranks of a series is too uncertain to be shown."""
+    largest = (analysis.scaling["configuration"] == series.points["configuration"].iloc[-1]) & (
+        analysis.scaling["scaling"] == series.scaling
+    )
+    return not (analysis.scaling.loc[largest, "efficiency_more"] > 0).any()
+
+
+def _reason_against(analysis: Analysis, series: ScalingSeries) -> str | None:
+    """Return the caveat of a series that is not predicted, or None."""
+    if series.host_bound:
+        return HOST_BOUND
+    return None if is_resolved(analysis, series) else NO_SCALING
+
+
 def _row(
     model: ScalingModel,
     size: int,
@@ -157,8 +179,12 @@ def _row(
     link: Link | None,
     all_models: Sequence[ScalingModel],
     repeats: Spreads,
+    reason: str | None,
 ) -> pd.DataFrame:
-    """Return the prediction of one series on `size` ranks as one row, with its known errors."""
+    """Return the prediction of one series on `size` ranks as one row, with its known errors.
+
+    reason: why there is none, a caveat.
+    """
     series, basis = model.series, model
     measured = series.points[series.points["world_size"] == size]
     measured_step_s = float(measured["step_s"].iloc[0]) if len(measured) else np.nan
@@ -166,12 +192,12 @@ def _row(
     if len(measured):
         refitted = {other.number: other for other in without(all_models, size, repeats)}
         basis = refitted.get(model.number, model)
-    if series.host_bound or (len(measured) and basis is model):
+    if reason or (len(measured) and basis is model):
         batch = series.batch(size)
         row: dict[str, Any] = {"series": model.number, "world_size": size, "nodes": nodes}
         row |= {"measured_step_s": measured_step_s}
         row |= {"batch_per_gpu": batch, "global_batch": batch * size, "interconnect": series.interconnect}
-        frame = pd.DataFrame([row | {"caveat": HOST_BOUND if series.host_bound else MEASURED}])
+        frame = pd.DataFrame([row | {"caveat": reason or MEASURED}])
         return frame.reindex(columns=FORECAST_COLUMNS).astype({"not_resolved": object})
     knows_network = basis.knows_network(size, nodes)
     frame = predict(basis, [size], nodes=[nodes if knows_network else 1])
@@ -234,6 +260,8 @@ def _notes(rows: pd.DataFrame, link: Link | None, per_node: int | None, ranks: t
     meanings = {
         HOST_BOUND: f"no prediction, because the host bounds the step on 1 or 2 {ranks[1]}. The step then says more "
         "about the host than about scaling. Fix: a larger batch, or a compiled or captured step.",
+        NO_SCALING: "no prediction, because the measured scaling is uncertain by more than a factor of 2. Fix: more "
+        "repeats.",
         NETWORK: f"predicted as if all ranks were in one node, without an interval. The nodes hold {per_node} "
         f"{ranks[1]}, and no network between them was measured. Fix: --interconnect LATENCY_US:BANDWIDTH_GB_S.",
         NOT_RESOLVED: f"the interval exceeds a factor of {WIDEST:g} in either direction, the largest possible gain "

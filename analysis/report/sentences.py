@@ -8,7 +8,7 @@ from analysis.compare.bottleneck import WORDS, faster_compute, fewer_launches, l
 from analysis.compare.causes import CAUSES, LEAST_LOST
 from analysis.compare.communication_cost import AUDIT_BUDGET, flagged_trials
 from analysis.compare.scaling import STRONG, WEAK
-from analysis.predict.forecast import FORECAST_FACTORS, HOST_BOUND, NETWORK, NOT_RESOLVED, forecast
+from analysis.predict.forecast import FORECAST_FACTORS, HOST_BOUND, NETWORK, NO_SCALING, NOT_RESOLVED, forecast
 from analysis.predict.inputs import ReportInputs
 from analysis.predict.next_trial import next_trial
 from analysis.read.environment import done_environments
@@ -28,6 +28,8 @@ MOST_ACTIONS = 6
 _CAVEATS = {
     HOST_BOUND: "No prediction for the fastest configuration: the host bounds its step on 1 or 2 ranks, which says "
     "little about scaling. Use a larger batch, or a compiled or captured step.",
+    NO_SCALING: "No prediction for the fastest configuration: its measured scaling is uncertain by more than a factor "
+    "of 2. Add repeats.",
     NETWORK: "Predicted as if all ranks were in one node, because no network between nodes was measured: "
     "predict --interconnect takes one.",
     NOT_RESOLVED: "Some predictions have no interval: it exceeds a factor of 2. Add repeats or sizes.",

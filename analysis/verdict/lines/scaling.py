@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis.compare.causes import lost_ranks
 from analysis.compare.scaling import STRONG
-from analysis.predict.forecast import FORECAST_FACTORS, forecast, ranks_per_node
+from analysis.predict.forecast import FORECAST_FACTORS, forecast, is_resolved, ranks_per_node
 from analysis.predict.inputs import ReportInputs
 from analysis.predict.series import ScalingSeries, series_of
 from analysis.study import Analysis, study_ranks
@@ -205,6 +205,8 @@ def more_ranks(analysis: ReportInputs, subject: Subject) -> CardLine:
         return line("not predicted: no law fits the measured sizes")
     if series.host_bound:
         return line(f"not predicted: host-bound on 1 or 2 {several}")
+    if not is_resolved(analysis, series):
+        return line("not predicted: the measured scaling is not resolved; add repeats")
     sizes = [factor * series.sizes[-1] for factor in FORECAST_FACTORS]
     numbers = {model.number for model in analysis.models if _is_of(model.series, subject)}
     rows = forecast(analysis, sizes).rows

@@ -20,6 +20,7 @@ from analysis.predict.forecast import (
     HOST_BOUND,
     MEASURED,
     NETWORK,
+    NO_SCALING,
     NOT_RESOLVED,
     PredictionError,
     forecast,
@@ -488,6 +489,19 @@ def test_nothing_is_predicted_if_the_host_bounds_one_or_two_gpus(tmp_path: Path)
     assert prediction_fan(found) is not None
     four = host_bound(tmp_path / "four", 4)
     assert forecast(four, [8]).rows["caveat"].isna().all(), "a step that more ranks turn into a host-bound one"
+
+
+def test_nothing_is_predicted_if_the_measured_scaling_is_not_resolved(tmp_path: Path) -> None:
+    """An interval of a prediction that is narrower than that of the measured scaling could not be defended."""
+
+    def law(fields: dict[str, Any]) -> dict[str, Any]:
+        is_slow = fields["world_size"] == 4 and fields["repeat"] == 1 and fields["batch_per_gpu"] == 32
+        return {"step_s": ring_law(fields)["step_s"] * (4 if is_slow else 1)}
+
+    found = study(tmp_path / "two", law, repeat=range(2))
+    rows = forecast(found, [8]).rows.set_index("batch_per_gpu")
+    assert rows.loc[32, "caveat"] == NO_SCALING
+    assert rows["step_s"].isna()[32]
 
 
 # --------------------------------------------------------------------------------------------------- interconnects
