@@ -61,7 +61,7 @@ class Study:
         if _BATCH_FIELDS & set(axes):
             removed |= _BATCH_FIELDS
         if "steps" in axes:
-            removed.add("epoch_steps")
+            removed |= {"epoch_steps", "window_limit_s"}
         if any(axes.get("workload", ())):
             removed |= {"model", "dataset", "image_size", "sequence_length"}
 
