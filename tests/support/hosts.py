@@ -36,7 +36,6 @@ HOME = "/tmp/home"
 """root's home on each host; the real home stays visible, because Python may be installed there"""
 START_TIMEOUT_S = 20.0
 PATIENCE = {
-    "RAY_gcs_server_port_wait_time_s": "300",
     "RAY_raylet_start_wait_time_s": "300",
     "RAY_agent_register_timeout_ms": "300000",
     "RAY_worker_register_timeout_seconds": "300",
