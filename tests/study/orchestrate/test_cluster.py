@@ -16,7 +16,7 @@ from ray.cluster_utils import Cluster
 
 from study.orchestrate.cluster import connect
 from study.orchestrate.discovery.address import ClusterError
-from study.orchestrate.local_ray import keep_bytecode
+from study.orchestrate.local_ray import keep_bytecode, make_token
 from study.scaling import main
 from trainables.scratch import VARIABLE
 
@@ -32,6 +32,7 @@ def free_port() -> int:
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[Cluster]:
     """Two nodes of two CPUs each on this host. They share an address and differ only in their node ids."""
+    make_token()  # in a home in which no Ray has run, a server started by `Cluster` would crash
     with pytest.MonkeyPatch.context() as patch:
         # otherwise commands of other tests find this cluster by the address in /tmp/ray
         patch.setattr("ray._private.utils.write_ray_address", lambda *_: None)
