@@ -141,8 +141,9 @@ def settings_for(asked: Request, nodes: Sequence[NodeCapacity]) -> Settings:
             raise ConfigurationError(f"a value has {found}, and would be stored in the results; pass it in a variable")
     if asked.goal == "efficiency" and base.world_size == 1:
         raise ConfigurationError("--goal efficiency compares N ranks with one; give --gpus 2 or more")
-    if base.door == "factory" and "steps" not in axes:
-        base = base.but(window_limit_s=base.window_limit_s or WINDOW_LIMIT_S)
+    if base.door == "factory":  # the limit of a study is longer
+        usual = None if "steps" in axes else WINDOW_LIMIT_S
+        base = base.but(window_limit_s=overrides.get("window_limit_s", usual))
     known = factory_levers.LEVERS if base.door == "factory" else own_code_levers.LEVERS
     levers = [
         *size_levers(sizes[1:], "GPU" if base.device == "cuda" else "CPU rank"),
