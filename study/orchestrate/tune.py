@@ -292,40 +292,21 @@ def _keeper(
 ) -> Iterator[Any]:
     """Yield a keeper on the driver's host, and close it at the end. A shared one stays open."""
     left = counts(known.statuses, [trial.trial_id for trial in grid.trials])
-    live = _live_keeper(study_name, grid, store, cluster, known, ranks, left)
-    if shared is None:
-        with live as keeper:
-            yield keeper
-        return
-    if shared.actor is None:
-        shared.actor = shared.stack.enter_context(live)
-    else:
-        ray.get(shared.actor.restart.options(max_task_retries=-1).remote(known.out_of_memory, left))
-    yield shared.actor
-
-
-@contextlib.contextmanager
-def _live_keeper(
-    study_name: str,
-    grid: Grid,
-    store: Store,
-    cluster: Cluster,
-    known: KnownTrials,
-    ranks: RankBackend,
-    left: Mapping[str, int],
-) -> Iterator[Any]:
-    """Yield a keeper on the driver's host, and close it at the end. left: trials by status before the first one."""
-    options = {"num_cpus": 0, "resources": cluster.driver_resource, "max_restarts": -1}
-    servers = servers_of(cluster.log_dir)
-    keeper = (
-        ray.remote(Keeper)
-        .options(**options)
-        .remote(study_name, known.out_of_memory, store, left, Gauge, ranks, grid.slots)
-    )
-    try:
+    with contextlib.ExitStack() as own:
+        if shared and shared.actor:
+            keeper = shared.actor
+            ray.get(keeper.restart.options(max_task_retries=-1).remote(known.out_of_memory, left))
+        else:
+            servers = servers_of(cluster.log_dir)
+            keeper = (
+                ray.remote(Keeper)
+                .options(num_cpus=0, resources=cluster.driver_resource, max_restarts=-1)
+                .remote(study_name, known.out_of_memory, store, left, Gauge, ranks, grid.slots)
+            )
+            (shared.stack if shared else own).callback(_close, keeper, servers, cluster)
+            if shared:
+                shared.actor = keeper
         yield keeper
-    finally:
-        _close(keeper, servers, cluster)
 
 
 def _close(keeper: Any, servers: Sequence[psutil.Process], cluster: Cluster) -> None:
