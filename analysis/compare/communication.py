@@ -94,7 +94,7 @@ MOST_SLOWED = 1.1
 
 EXPOSED = [
     "exposed_s", "exposed_wire_s", "exposed_wait_s", "waited_for_rank", "lateness_s", "late_by_load_s",
-    "communication_step_s", "last_gradient_s",
+    "communication_step_s", "last_gradient_s", "traced",
 ]  # fmt: skip
 """columns of the breakdown that need only a step's last gradient and the end of its reductions"""
 
@@ -168,7 +168,6 @@ def trial_breakdown(
     exposed = communication_breakdown(rows, window_rows, "phases")
     unknown = result.index.intersection(slowed.index).difference(exposed.index)
     result = result.drop(index=unknown).reindex(result.index.difference(unknown).union(exposed.index))
-    result["traced"] = 0.0  # also of trials without buckets in the trace, as with ZeRO
     result.loc[result.index.isin(slowed.index), TRACED] = np.nan
     is_exact = result.index.isin(exposed.index)
     for name in EXPOSED:  # one by one, because they have several types
