@@ -19,6 +19,7 @@ from analysis.answers.reply import (
     where,
 )
 from analysis.compare.scaling import STRONG, WEAK
+from analysis.measure.measures import cost_of_waiting_s
 from analysis.predict.inputs import ReportInputs
 from analysis.read.schema import PHASES
 from analysis.study import study_ranks
@@ -132,11 +133,11 @@ def hidden(inputs: ReportInputs) -> Reply | Missing:
     if rows.empty:
         return Missing(_ON_GPUS if (inputs.configurations["device"] == "cpu").all() else "no step waited for its copy")
     rows = _pinned(rows)
-    cost = rows["synced_step_s"].astype(float) - rows["phases_step_s"].astype(float)
+    cost = cost_of_waiting_s(rows)
     single = preferred(preferred(rows, "world_size", (1,)), "parallel", ("ddp", "none"))
     row = highest(single, "host_to_device_s")
     moved = float(row["synced_host_transfer_s"]) - float(row["host_transfer_s"])
-    waited_s = float(row["synced_step_s"]) - float(row["phases_step_s"])
+    waited_s = float(cost[row.name])
     return Reply(
         f"The transfer hides behind the host: at {_label(inputs, row)} the call returns after "
         f"{ms(row['host_transfer_s'], 2)}, while the GPU copies for {ms(row['host_to_device_s'], 2)} and the host "

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from analysis.answers import forum, lab, lab_evidence, ladder, mlstm, threads, vgg
+from analysis.answers import formats, forum, lab, lab_evidence, ladder, mlstm, threads, vgg
 from analysis.answers.reply import Missing, Reply
 from analysis.predict.inputs import ReportInputs
 
@@ -28,6 +28,7 @@ ANSWERS: Mapping[str, Function] = {
     "ladder.steps": ladder.steps,
     "ladder.total": ladder.total,
     "ladder.precision": ladder.precision,
+    "formats.cost": formats.cost,
     "vgg.accuracy": vgg.accuracy,
     "vgg.best_batch": vgg.best_batch,
     "vgg.one_is_better": vgg.one_is_better,

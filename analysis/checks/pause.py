@@ -12,7 +12,8 @@ SHORTEST_PAUSE_S = 0.5
 """Shorter interruptions are left to the checks of step times."""
 
 TIMES_AS_LONG = 5.0
-"""A step with a pause takes at least this many times the median."""
+"""A step with a pause takes at least this many times the median, and twice a time that recurs: loaders that are too slow
+let some steps wait for long."""
 
 PLAIN_TIMES_AS_LONG = 1.5
 """A plain window with a pause takes at least this many times its steps in the window with phases."""
@@ -41,15 +42,17 @@ def paused_rank(data: CheckData) -> list[Finding]:
 
 def _in_phases(data: CheckData) -> Iterator[tuple[str, str]]:
     shapes = data.shapes[data.shapes["trial_id"].isin(data.trials["trial_id"])]
-    excess_s = shapes["longest_s"] - shapes["median_s"]
+    excess_s = shapes["longest_s"] - shapes["usual_s"]
     for _, row in shapes[
-        (excess_s >= SHORTEST_PAUSE_S) & (shapes["longest_s"] >= TIMES_AS_LONG * shapes["median_s"])
+        (excess_s >= SHORTEST_PAUSE_S)
+        & (shapes["longest_s"] >= TIMES_AS_LONG * shapes["usual_s"])
+        & (shapes["longest_s"] >= 2 * shapes["recurring_s"])
     ].iterrows():
         where = "on an unknown rank, because all waited" if pd.isna(row["longest_rank"]) else _place(row)
         yield (
             str(row["trial_id"]),
             f"step {row['longest_step']}, {number(row['longest_after_s'], 1)} s into the {WINDOW} window, took "
-            f"{number(row['longest_s'], 1)} s instead of {number(row['median_s'], 3)} s {where}",
+            f"{number(row['longest_s'], 1)} s instead of {number(row['usual_s'], 3)} s {where}",
         )
 
 
@@ -62,7 +65,8 @@ def _in_plain(data: CheckData) -> Iterator[tuple[str, str]]:
     rows = data.windows[data.windows["trial_id"].isin(data.trials["trial_id"])]
     plain, phases = (rows[rows["window"] == name] for name in ("plain", WINDOW))
     slowest = plain.sort_values("window_s").groupby("trial_id", observed=True).last()
-    per_step_s = phases.groupby("trial_id", observed=True)["step_s"].max().reindex(slowest.index)
+    phases_s = phases.assign(per_step_s=phases["window_s"] / phases["steps"])
+    per_step_s = phases_s.groupby("trial_id", observed=True)["per_step_s"].max().reindex(slowest.index)
     expected_s = per_step_s * slowest["steps"]
     is_paused = (slowest["window_s"] - expected_s >= SHORTEST_PAUSE_S) & (
         slowest["window_s"] >= PLAIN_TIMES_AS_LONG * expected_s

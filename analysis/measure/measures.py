@@ -1,6 +1,7 @@
 """Reduce the steps of a trial to its measures: throughput, step time, phases and memory.
 
-Aggregation order: medians over the steps of a rank first, then over ranks. `statistics` aggregates repeats.
+Aggregation order: over the steps of a rank first (see `reduce.windows`), then over ranks. `statistics` aggregates
+repeats.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,11 @@ from analysis.read.schema import PHASES
 
 BUSY = tuple(f"{name.removesuffix('_s')}_busy_s" for name in LAUNCHED)
 
-SYNCED = ("synced_host_transfer_s", "synced_host_to_device_s", "synced_forward_s", "synced_step_s")
+SYNCED = (
+    "synced_host_transfer_s", "synced_host_to_device_s", "synced_forward_s", "synced_load_wait_s", "synced_step_s",
+)  # fmt: skip
+
+_STEPS_AND_LOADS = (("synced_step_s", "synced_load_wait_s"), ("phases_step_s", "load_wait_s"))
 
 MEASURES = (
     "throughput_samples_per_s", "step_s", "slowest_rank", "fastest_rank", "rank_window_ratio", *PHASES, "phases_step_s",
@@ -38,11 +43,11 @@ def summarise(steps: pd.DataFrame) -> dict[str, float | int | bool | None]:
     throughput_samples_per_s: samples of all ranks in the plain window / wall time of the slowest rank.
     step_s: plain wall time of the slowest rank / its steps.
     rank_window_ratio: plain wall time of the slowest / fastest rank.
-    Phases and phases_step_s: per rank the median over the steps of the phases window, then the mean over ranks. The
-    parts add up to the step as closely as medians do.
+    Phases and phases_step_s: per rank the median over the steps of the phases window (the wait for a batch: the mean,
+    see `reduce.windows`), then the mean over ranks. The parts add up to the step as closely as medians do.
     host_to_device_bytes, host_to_device_bytes_per_s: per step; the latter is bytes / seconds. Aggregated like phases.
     host_transfer_s: how long the call that copies the batch blocks the host. Aggregated like phases.
-    synced_*: the same, host to device, forward and step, with a host that waits for every copy.
+    synced_*: the same, host to device, forward, load wait and step, with a host that waits for every copy.
     instruments_ratio: wall time per step with / without instruments (slowest rank each); 1.01 is an overhead of 1 %.
     communication_ratio: the same for the window with DDP's communication hook; None without that window.
     *_launch_s, issue_step_s: on an idle device, host time to issue a phase or the step, and the step's span between
@@ -77,6 +82,15 @@ def summaries(trials: pd.DataFrame, window_rows: pd.DataFrame) -> pd.DataFrame:
         else pd.DataFrame(columns=list(MEASURES))
     )
     return done.join(measured.reindex(done["trial_id"]).set_axis(done.index)).reset_index(drop=True)
+
+
+def cost_of_waiting_s(rows: pd.DataFrame) -> pd.Series:
+    """Return by how much a step takes longer if the host waits for every copy, without the waits for a batch.
+
+    Those differ between the two windows, because loaders deliver in bursts. rows: with `MEASURES`.
+    """
+    synced, usual = (rows[step].astype(float) - rows[load].astype(float).fillna(0.0) for step, load in _STEPS_AND_LOADS)
+    return synced - usual
 
 
 def configuration_of(configurations: pd.DataFrame) -> pd.Series:
@@ -114,7 +128,7 @@ def _measure(window_rows: pd.DataFrame) -> pd.DataFrame:
     result["rank_window_ratio"] = window_s / by_trial["window_s"].min()
 
     def over_ranks(window: str, columns: Sequence[str]) -> pd.DataFrame:
-        """Return the mean over ranks of their medians, indexed by trial_id."""
+        """Return the mean over ranks, indexed by trial_id."""
         return by_window.get(window, empty)[list(columns)].astype(float).groupby(level="trial_id").mean()
 
     columns = [*PHASES, "host_transfer_s", "host_to_device_bytes", "host_to_device_bytes_per_s"]

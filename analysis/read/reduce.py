@@ -58,6 +58,8 @@ def windows(steps: pd.DataFrame) -> pd.DataFrame:
     previous_steps_seen: steps that report whether the device had finished the step before them.
     previous_steps_done: those of them that report it had. The first step of a window does not count for either: the
     synchronisation that opens the window finishes the step before it.
+    load_wait_s: mean over the steps, because loader processes deliver in bursts: with 8 of them that are too slow, most
+    steps do not wait, and every eighth waits for all. step_s: median of the steps without that wait, plus its mean.
     All other columns are medians over the steps, including two ratios: host_to_device_bytes_per_s (bytes / seconds of a
     copy) and launch_ratio (host time to issue a step / duration of the step).
     """
@@ -70,6 +72,7 @@ def windows(steps: pd.DataFrame) -> pd.DataFrame:
         host_to_device_bytes=copied_bytes,
         host_to_device_bytes_per_s=copied_bytes / copy_s.where((copy_s > 0) & (copied_bytes > 0)),
         launch_ratio=steps["step_launch_s"] / span_s.where(span_s > 0),
+        unloaded_step_s=span_s - steps["load_wait_s"].astype(float).fillna(0.0),
     )
     grouped = frame.groupby(KEYS, sort=False, observed=True)
     later = done.where(frame["step"] > grouped["step"].transform("min"))
@@ -78,8 +81,10 @@ def windows(steps: pd.DataFrame) -> pd.DataFrame:
     )
     result["samples"] = grouped["samples"].sum(min_count=1)  # unknown for some scripts
     result["steps"] = grouped.size()
-    medians = [*_MEDIANS, "host_to_device_bytes_per_s", "launch_ratio"]
+    medians = [*_MEDIANS, "unloaded_step_s", "host_to_device_bytes_per_s", "launch_ratio"]
     result[medians] = grouped[medians].median()
+    result["load_wait_s"] = grouped["load_wait_s"].mean()
+    result["step_s"] = result.pop("unloaded_step_s") + result["load_wait_s"].fillna(0.0)
     later_by_window = later.groupby([frame[name] for name in KEYS], sort=False, observed=True)
     result["previous_steps_seen"] = later_by_window.count()
     result["previous_steps_done"] = later_by_window.sum()

@@ -29,8 +29,11 @@ OUTLIER_EXCESS = 0.05
 SHAPE_COLUMNS = (
     "trial_id", "steps", "median_s", "first_s", "first_is_slowest", "early_s", "late_s", "early_u", "early_u_mean",
     "early_u_variance", "outliers", "outliers_s", "dip_p", "low_s", "high_s", "high_share", "longest_step", "longest_s",
-    "longest_after_s", "longest_rank", "longest_phase",
+    "usual_s", "recurring_s", "longest_after_s", "longest_rank", "longest_phase",
 )  # fmt: skip
+
+RECURRING = 3
+"""Steps that must be at least as long for a time to be one that recurs."""
 
 _WAITING = ("backward_s", "reduce_s")
 """Phases in which a rank waits for the others."""
@@ -40,7 +43,8 @@ def step_shapes(steps: pd.DataFrame) -> pd.DataFrame:
     """Return one row per trial with at least `FEWEST_STEPS` steps in the window with phases, with `SHAPE_COLUMNS`.
 
     The argument has the layout of steps.parquet. The time of a step is the median over ranks, which wait for each other
-    anyway. Raises ValueError for missing columns.
+    anyway, without the longest wait of a rank for its batch: loader processes deliver in bursts. Raises ValueError for
+    missing columns.
 
     Columns of the result:
     steps: number of steps. first_s: time of the first step. median_s: median of the others.
@@ -52,8 +56,9 @@ def step_shapes(steps: pd.DataFrame) -> pd.DataFrame:
     dip_p: p-value of Hartigan's dip test for one mode (Annals of Statistics 13, 1985).
     low_s, high_s: medians of the two classes with the least variance of log time within classes (Otsu, 1979).
     high_share: share of the slower class.
-    longest_step, longest_s, longest_after_s: number of the longest step, its time on the slowest rank, and the time of
-    the steps before it. longest_rank, longest_phase: where most of its excess is, outside of phases in which ranks wait
+    longest_step, longest_s, longest_after_s: number of the longest step, with the wait for its batch, its time on the
+    slowest rank, and the time of the steps before it. usual_s: the median of such times. recurring_s: that of the step
+    with `RECURRING` others between it and the longest. longest_rank, longest_phase: where most of its excess is, outside of phases in which ranks wait
     for each other; null if there is no such rank.
     """
     require(steps, ("trial_id", "window", "step", "step_s"), "the frame of steps")
@@ -62,7 +67,11 @@ def step_shapes(steps: pd.DataFrame) -> pd.DataFrame:
     timed = steps.loc[steps["window"] == WINDOW, ["trial_id", *ranks, "step", "step_s", *phases]]
     timed = timed[timed["step_s"] > 0]
     of_trial = dict(list(timed.groupby("trial_id", observed=True)))
-    step_times_s = timed.groupby(["trial_id", "step"], observed=True)["step_s"].median()
+    by_step = timed.groupby(["trial_id", "step"], observed=True)
+    step_times_s = by_step["step_s"].median()
+    if "load_wait_s" in phases:
+        unloaded_s = step_times_s - by_step["load_wait_s"].max().astype(float).fillna(0.0)
+        step_times_s = unloaded_s.where(unloaded_s > 0, step_times_s)
     rows = [
         {"trial_id": trial_id} | _shape(step_s.to_numpy()) | _longest(of_trial[trial_id], phases)
         for trial_id, step_s in step_times_s.groupby(level="trial_id", observed=True)
@@ -86,6 +95,8 @@ def _longest(timed: pd.DataFrame, phases: Sequence[str]) -> dict[str, Any]:
     return {
         "longest_step": step,
         "longest_s": by_step.max(),
+        "usual_s": median_s,
+        "recurring_s": by_step.nlargest(RECURRING + 2).min(),
         "longest_after_s": by_step[by_step.index < step].sum(),
         "longest_rank": place[0],
         "longest_phase": place[1],

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from analysis.compare.bottleneck import issue_ratio
-from analysis.measure.measures import BUSY, HOST_BOUND_LAUNCH_RATIO, LAUNCHED, LAUNCHES
+from analysis.measure.measures import BUSY, HOST_BOUND_LAUNCH_RATIO, LAUNCHED, LAUNCHES, cost_of_waiting_s
 from analysis.study import Analysis
 from analysis.tables.table import N_COLUMN, Column, Table, axis_columns, blocks
 from analysis.text import PHASE_LABELS
@@ -101,7 +101,6 @@ def transfer(analysis: Analysis) -> Table:
     """Tabulate the copy of a batch to the GPU, with and without waiting for it, and its effect on the step time."""
     configurations = analysis.configurations
     configurations = configurations[configurations["host_to_device_bytes"].notna()]
-    waiting_s = configurations["synced_step_s"].astype(float) - configurations["phases_step_s"].astype(float)
     settings = tuple(name for name in _COPY_SETTINGS if name in configurations)
     axes = [
         replace(column, meaning=_COPY_SETTINGS.get(column.name, ""))
@@ -111,7 +110,7 @@ def transfer(analysis: Analysis) -> Table:
     # A block compares copy settings; if there is only one, it compares numbers of ranks as in other tables.
     varies = any(name in analysis.axes for name in settings)
     block = tuple(name for name in others if varies or name != "world_size")
-    frame = configurations.assign(waiting_s=waiting_s).sort_values([*others, *settings], kind="stable")
+    frame = configurations.assign(waiting_s=cost_of_waiting_s(configurations)).sort_values([*others, *settings], kind="stable")
     return Table(
         "Copy of the batch to the GPU",
         (
@@ -154,8 +153,8 @@ def transfer(analysis: Analysis) -> Table:
             Column(
                 "waiting_s",
                 "cost of waiting (ms)",
-                "step with waiting - step without: the time that asynchronous copies hide, including the lead of the "
-                "host that waiting gives up.",
+                "step with waiting - step without, both without their wait for a batch: the time that asynchronous "
+                "copies hide, including the lead of the host that waiting gives up.",
                 1e3,
                 2,
                 optional=True,

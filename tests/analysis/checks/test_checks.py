@@ -119,8 +119,8 @@ def slow_rank_1(trials: pd.DataFrame, steps: pd.DataFrame) -> None:
 FAULTS: dict[str, tuple[Change, str, Callable[[str], bool]]] = {
     "drift": (falling, "falls by 4", lambda trial_id: True),
     "change_point": (jump, "repeats of the same configurations are 5", lambda t: int(t[-1]) >= 3),
-    "first_step": (slow_first, "takes 2.0 times the median of the others, up to 4", lambda t: t.startswith("c3-")),
-    "warm_up": (slow_start, "the window starts 13", lambda t: t.startswith("c7-")),
+    "first_step": (slow_first, "takes 2.1 times the median of the others, up to 4", lambda t: t.startswith("c3-")),
+    "warm_up": (slow_start, "the window starts 15", lambda t: t.startswith("c7-")),
     "periodic_steps": (every_sixth, "most clearly every 6 steps", lambda t: t.startswith("c5-")),
     "bimodal_steps": (two_speeds, "steps fall into two classes", lambda t: t == "c12-r0"),
     "slow_rank": (slow_rank_1, "Rank 1 has the longest forward pass in ", lambda t: int(t[1:].split("-")[0]) % 3 > 0),

@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.measure.measures import MEASURES, summaries, summarise
+from analysis.measure.measures import MEASURES, cost_of_waiting_s, summaries, summarise
 from analysis.read.results import load
 from analysis.read.schema import PHASES
 from tests.support.frames import FIELDS, gpu_study, steps
@@ -64,13 +64,31 @@ def test_the_parts_of_a_step_add_up_to_it() -> None:
     assert sum(part for part in parts if part is not None) == pytest.approx(measures["phases_step_s"])
 
 
+def test_bursts_of_slow_loaders_count_as_waiting_for_a_batch() -> None:
+    """Of 8 loader processes that need 20 ms per batch for steps of 10 ms, every eighth step waits for 80 ms."""
+    frame = pd.concat([steps(CUDA, 0.01, instruments=1.0)[lambda frame: frame["window"] == "phases"]] * 4)
+    frame = frame.assign(step=range(len(frame)), load_wait_s=0.0, step_s=0.01)
+    late = frame["step"] % 8 == 0
+    frame.loc[late, ["load_wait_s", "step_s"]] = [0.08, 0.09]
+    measures = summarise(frame)
+    assert measures["load_wait_s"] == pytest.approx(0.08 * late.mean())
+    assert measures["phases_step_s"] == pytest.approx(0.01 + 0.08 * late.mean())
+
+
+def test_the_cost_of_waiting_for_the_copy_excludes_waits_for_a_batch() -> None:
+    rows = pd.DataFrame(
+        {"synced_step_s": [0.013], "synced_load_wait_s": [0.0], "phases_step_s": [0.032], "load_wait_s": [0.02]}
+    )
+    assert cost_of_waiting_s(rows).tolist() == pytest.approx([0.001])
+
+
 def test_unmeasured_values_are_none_not_zero() -> None:
     measures = summarise(steps(CPU, 0.5))
     unknown = {name for name, value in measures.items() if value is None}
     assert unknown == {
         "host_to_device_s", "host_to_device_bytes", "host_to_device_bytes_per_s", "host_transfer_s",
-        "synced_host_transfer_s", "synced_host_to_device_s", "synced_forward_s", "synced_step_s", "forward_launch_s",
-        "loss_launch_s", "backward_launch_s", "after_backward_launch_s", "optimizer_launch_s", "step_launch_s",
+        "synced_host_transfer_s", "synced_host_to_device_s", "synced_forward_s", "synced_load_wait_s", "synced_step_s",
+        "forward_launch_s", "loss_launch_s", "backward_launch_s", "after_backward_launch_s", "optimizer_launch_s", "step_launch_s",
         "issue_step_s", "forward_busy_s", "loss_busy_s", "backward_busy_s", "after_backward_busy_s",
         "optimizer_busy_s", "busy_s", "busy_fraction", "after_backward_s", "other_s", "previous_step_done_share",
         "host_bound", "peak_memory_bytes",

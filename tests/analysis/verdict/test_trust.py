@@ -235,3 +235,19 @@ def test_trials_with_and_without_a_noted_last_gradient_are_broken_down_together(
     breakdown = analyse(load_reduced(tmp_path)).communication.breakdown
     assert breakdown["exposed_wait_s"].tolist() == pytest.approx([0, 0, LATE_S, 0])
     assert breakdown["waited_for_rank"].fillna(-1).tolist() == [-1, -1, 1, -1]
+
+
+def test_steps_that_wait_for_slow_loaders_are_no_pauses(tmp_path: Path) -> None:
+    """Of 8 loader processes, every eighth step waits for all: 0.6 s, in steps of 0.02 s."""
+    fields = ONE | {"steps": 48}
+    frame = steps(fields, 0.02, noise=0.02)
+    for name in ("phases", "plain"):
+        here = frame["window"] == name
+        late = here & (frame["step"] % 8 == 0)
+        frame.loc[late, ["load_wait_s", "step_s"]] += 0.6
+        frame.loc[here, "window_s"] += 0.6 * late.sum()
+    write_study(tmp_path)
+    write_trial(tmp_path, record(fields), frame)
+    analysis = analyse(load_reduced(tmp_path))
+    assert not {"paused_rank", "periodic_steps", "bimodal_steps"} & {finding.name for finding in analysis.findings}
+    assert analysis.regions["bound"].tolist() == ["load"]
