@@ -25,6 +25,7 @@ FOLDERS: Mapping[str, tuple[str, ...]] = {
     "hpml-lab4": ("hpml-lab4", "fifth-epoch"),
     "acceleration-ladder": ("acceleration-ladder", "acceleration-ladder-1gpu"),
     "vgg-case-study": ("vgg-case-study", "vgg-case-study-1gpu"),
+    "number-formats": ("number-formats",),
     "mlstm-scaling": ("mlstm-scaling",),
 }
 """Packed results per study, in the order in which they are asked; the first one that can answers a question."""

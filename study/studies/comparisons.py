@@ -3,6 +3,7 @@
 from typing import Any
 
 from study.capacity import Capacity, default_cpus_per_rank
+from study.studies.questions import asked
 from study.studies.study import Study, gpus, small_form, world_sizes
 from study.studies.training import RECIPES, REFERENCE_BATCH, base_of_trainings, short_training
 
@@ -50,7 +51,7 @@ def number_formats(capacity: Capacity) -> Study:
         base=short_training(on_gpus),
         axes={"precision": mixed},
         repeats=5 if on_gpus else 3,
-        report=small_form(on_gpus),
+        report=asked("number-formats") | small_form(on_gpus),
     )
 
 

@@ -311,12 +311,11 @@ def mlstm_scaling(capacity: Capacity) -> Study:
             "batch_per_gpu": (256,),
             "interconnect": ("auto", "no_p2p", "socket"),
         }
+        # No DataParallel: it replicates the model at every step, which loses the state between sequences.
         cases: dict[str, dict[str, Any]] = {
             "16-bit all-reduce": {"parallel": "ddp_fp16"},
             "32-bit all-reduce": {"parallel": "ddp"},
         }
-        for size in dict.fromkeys((1, _on_one_node(capacity))):  # DataParallel has one process, on one node
-            cases[f"threads of one process, {size}"] = {"parallel": "dp", "interconnect": "auto", "world_size": size}
     else:
         base |= {"precision": "fp32", "parallel": "ddp_fp16", "sequence_length": 16, "warmup_steps": 2, "steps": 3}
         base |= {"communication_steps": 1, "sweep_bytes": 2**20}

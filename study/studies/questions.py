@@ -35,6 +35,9 @@ QUESTIONS: Mapping[str, Mapping[str, str]] = {
         "ladder.total": "What do all steps gain together, and what did the published ladders gain?",
         "ladder.precision": "What does each number format cost in accuracy?",
     },
+    "number-formats": {
+        "formats.cost": "What does each number format cost in accuracy, and what does it gain in speed?",
+    },
     "vgg-case-study": {
         "vgg.accuracy": "Does the accuracy change with the number of GPUs?",
         "vgg.best_batch": "Which batch is the best?",
@@ -46,7 +49,6 @@ QUESTIONS: Mapping[str, Mapping[str, str]] = {
         "mlstm.interconnects": "Which interconnect is the fastest, and by how much?",
         "mlstm.larger_model": "Does the larger model scale better on each interconnect, and why?",
         "mlstm.predicted": "How would it scale to 128 GPUs?",
-        "threads.gil": "What does one process per GPU save over threads (GIL)?",
     },
 }
 
