@@ -137,7 +137,7 @@ def hidden(inputs: ReportInputs) -> Reply | Missing:
     single = preferred(preferred(rows, "world_size", (1,)), "parallel", ("ddp", "none"))
     row = highest(single, "host_to_device_s")
     moved = float(row["synced_host_transfer_s"]) - float(row["host_transfer_s"])
-    waited_s = float(cost[row.name])
+    waited_s = float(cost_of_waiting_s(row.to_frame().T).iloc[0])
     return Reply(
         f"The transfer hides behind the host: at {_label(inputs, row)} the call returns after "
         f"{ms(row['host_transfer_s'], 2)}, while the GPU copies for {ms(row['host_to_device_s'], 2)} and the host "

@@ -12,8 +12,8 @@ SHORTEST_PAUSE_S = 0.5
 """Shorter interruptions are left to the checks of step times."""
 
 TIMES_AS_LONG = 5.0
-"""A step with a pause takes at least this many times the median, and twice a time that recurs: loaders that are too slow
-let some steps wait for long."""
+"""A step with a pause takes at least this many times the median, and twice a time that recurs: slow loaders let some
+steps wait for long."""
 
 PLAIN_TIMES_AS_LONG = 1.5
 """A plain window with a pause takes at least this many times its steps in the window with phases."""

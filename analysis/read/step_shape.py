@@ -58,8 +58,8 @@ def step_shapes(steps: pd.DataFrame) -> pd.DataFrame:
     high_share: share of the slower class.
     longest_step, longest_s, longest_after_s: number of the longest step, with the wait for its batch, its time on the
     slowest rank, and the time of the steps before it. usual_s: the median of such times. recurring_s: that of the step
-    with `RECURRING` others between it and the longest. longest_rank, longest_phase: where most of its excess is, outside of phases in which ranks wait
-    for each other; null if there is no such rank.
+    with `RECURRING` others between it and the longest. longest_rank, longest_phase: where most of its excess is,
+    outside of phases in which ranks wait for each other; null if there is no such rank.
     """
     require(steps, ("trial_id", "window", "step", "step_s"), "the frame of steps")
     phases = [name for name in PHASES if name in steps]

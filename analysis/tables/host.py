@@ -110,7 +110,9 @@ def transfer(analysis: Analysis) -> Table:
     # A block compares copy settings; if there is only one, it compares numbers of ranks as in other tables.
     varies = any(name in analysis.axes for name in settings)
     block = tuple(name for name in others if varies or name != "world_size")
-    frame = configurations.assign(waiting_s=cost_of_waiting_s(configurations)).sort_values([*others, *settings], kind="stable")
+    frame = configurations.assign(waiting_s=cost_of_waiting_s(configurations)).sort_values(
+        [*others, *settings], kind="stable"
+    )
     return Table(
         "Copy of the batch to the GPU",
         (

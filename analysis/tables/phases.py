@@ -97,9 +97,10 @@ def phases(analysis: Analysis) -> Table:
             ),
         ),
         frame,
-        "Median over the steps of a rank, mean over ranks, median over repeats; share of the step in brackets. In "
-        "each step the parts with a share add up to it; their medians do so only nearly, depending on how much steps "
-        "vary. The columns after them are measured in separate windows.",
+        "Median over the steps of a rank, mean over ranks, median over repeats; share of the step in brackets. The "
+        "wait for a batch is the mean over steps, because slow loaders let some steps wait for long and others not at "
+        "all. In each step the parts with a share add up to it; their medians do so only nearly, depending on how much "
+        "steps vary. The columns after them are measured in separate windows.",
         blocks=blocks(axes),
         empty="No trial is done yet.",
     )

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
+from analysis.answers import formats
 from analysis.answers.lab_tables import document, tables
 from analysis.answers.registry import ANSWERS, Answer, answers
+from analysis.answers.reply import Reply
 from analysis.predict.inputs import report_inputs
 from analysis.read.results import load_reduced
 from study.studies.questions import QUESTIONS
-from tests.support.frames import grid, trial_id, write_results
+from tests.support.frames import grid, trial_id, write_results, write_study
+from tests.support.trainings import TRAINING, epochs, write_training
 
 Law = Callable[[dict[str, Any]], dict[str, Any]]
 GPU = {"device": "cuda", "model": "resnet50", "image_size": 224, "cpus_per_rank": 8, "steps": 5, "warmup_steps": 2}
@@ -232,6 +235,20 @@ def test_steps_of_the_ladder_state_what_they_change(tmp_path: Path) -> None:
     assert found["total"].numbers["gain"] == pytest.approx(4.0, rel=0.01)
     assert "3.00x" in found["total"].text and "another machine" in found["total"].text
     assert not found["precision"].is_answered
+
+
+def test_number_formats_state_speed_and_accuracy_relative_to_fp32(tmp_path: Path) -> None:
+    """bf16 is twice as fast and loses nothing; fp16 loses five points."""
+    of_format = {"fp32": (0.02, 0.90), "bf16": (0.01, 0.90), "fp16": (0.01, 0.85)}
+    write_study(tmp_path)
+    for name, (step_s, top1) in of_format.items():
+        for seed, shift in enumerate((-0.001, 0.0, 0.001)):
+            fields = TRAINING | {"precision": name, "seed": seed, "repeat": seed}
+            write_training(tmp_path, fields, epochs(fields, top1 + shift, step_s))
+    found = formats.cost(report_inputs(load_reduced(tmp_path))[0])
+    assert isinstance(found, Reply)
+    assert found.numbers == pytest.approx({"bf16_speed": 2, "bf16_points": 0, "fp16_speed": 2, "fp16_points": -5})
+    assert found.text.startswith("Accuracy falls in fp16 (95")
 
 
 def test_the_lab_gets_its_document_with_three_tables(tmp_path: Path) -> None:

@@ -88,8 +88,8 @@ def test_unmeasured_values_are_none_not_zero() -> None:
     assert unknown == {
         "host_to_device_s", "host_to_device_bytes", "host_to_device_bytes_per_s", "host_transfer_s",
         "synced_host_transfer_s", "synced_host_to_device_s", "synced_forward_s", "synced_load_wait_s", "synced_step_s",
-        "forward_launch_s", "loss_launch_s", "backward_launch_s", "after_backward_launch_s", "optimizer_launch_s", "step_launch_s",
-        "issue_step_s", "forward_busy_s", "loss_busy_s", "backward_busy_s", "after_backward_busy_s",
+        "forward_launch_s", "loss_launch_s", "backward_launch_s", "after_backward_launch_s", "optimizer_launch_s",
+        "step_launch_s", "issue_step_s", "forward_busy_s", "loss_busy_s", "backward_busy_s", "after_backward_busy_s",
         "optimizer_busy_s", "busy_s", "busy_fraction", "after_backward_s", "other_s", "previous_step_done_share",
         "host_bound", "peak_memory_bytes",
         "peak_reserved_bytes", "communication_ratio", "scatter_s", "replicate_s", "gather_s", "reduce_s", "graph_s",
