@@ -1,5 +1,7 @@
 """Figures of docs/performance.md: small batches, two GPUs, the study itself, windows that stop early, CPU ranks."""
 
+from statistics import median
+
 from scripts.claims.sources import (
     Cell,
     Entries,
@@ -170,6 +172,25 @@ def _starts() -> list[float]:
     return [group["opened_at"] - group["asked_at"] for group in groups]
 
 
+IN_STUDIES = ("averaging", "number-formats", "storage-order")
+
+
+def _first_starts() -> list[float]:
+    """Return the seconds from the request for a study's first worker group to its first trial."""
+    groups = [frames(name).trials.sort_values("started_at")["environment"].iloc[0]["group"] for name in IN_STUDIES]
+    return [group["opened_at"] - group["asked_at"] for group in groups]
+
+
+def _changes() -> list[float]:
+    """Return the seconds from the last trial of a worker group to the first of the next."""
+    changes: list[float] = []
+    for name in IN_STUDIES:
+        trials = frames(name).trials.sort_values("started_at")
+        pauses = trials["started_at"] - (trials["started_at"] + trials["duration_s"]).shift()
+        changes += pauses[trials["worker_group"] != trials["worker_group"].shift()].dropna().tolist()
+    return changes
+
+
 def _start_rows() -> list[tuple[str | Cell, ...]]:
     rows: list[tuple[str | Cell, ...]] = []
     for label, name in (("command to first warm-up", FIRST), ("a further group", FURTHER)):
@@ -200,6 +221,15 @@ STUDY: Entries = [
         figure(START, "spread between groups of a launch (sd of log throughput)"),
     ),
     says("imports then take {} times as long", figure("imports", "not compiled / compiled")),
+    says(
+        "on parts of one host with four), {} s passed from the last trial of a group to the first of the next, in "
+        "the median of {} changes; the slowest took {} s and missed the goal of {} s",
+        number(median(_changes())),
+        number(len(_changes())),
+        number(max(_changes())),
+        goal(START, f"{FURTHER}, slowest"),
+    ),
+    says("The first groups took {} to {} s to start", number(min(_first_starts())), number(max(_first_starts()))),
     says(
         "the five worker groups of `default-2gpu` took {} to {} s each",
         number(min(_starts())),

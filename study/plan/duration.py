@@ -8,10 +8,11 @@ from trainables.facts import DatasetFacts, ModelFacts
 from trainables.registry import DATASETS, DECODERS, MODELS, PARALLEL, SEQUENCE_MODELS
 from trainables.trial import Trial
 
-START_S = {"cpu": 10.0, "cuda": 30.0}
-"""Seconds from the request for a worker group to its first trial. CPU: two ranks on two cores, the default study. CUDA:
-median on two H100 (`benchmarks/results/doors/study`, environment.group); H200 took a median of 17 s with earlier
-versions of torch (the other folders)."""
+START_S = {"cpu": 15.0, "cuda": 22.0}
+RENEWAL_S = {"cpu": 1.0, "cuda": 3.0}
+"""Seconds from the request for a worker group to its first trial: the first group of a kind, and each further one,
+whose ranks are forked. CPU: two ranks on two cores. CUDA: `averaging`, `number-formats` and `storage-order` of
+`benchmarks/results` on H100 (environment.group), whose first groups took 15 to 25 s, and further ones 2 to 4 s."""
 
 BEFORE_S, AFTER_S = 15.0, 15.0
 """Seconds for the start of Ray, and for the report, once per study."""

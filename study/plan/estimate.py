@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from study.errors import counted
-from study.plan.duration import AFTER_S, BEFORE_S, START_S, UNKNOWN_STEP_S, runs_own_code, trial_s
+from study.plan.duration import AFTER_S, BEFORE_S, RENEWAL_S, START_S, UNKNOWN_STEP_S, runs_own_code, trial_s
 from study.plan.placement import ProcessKind, can_share_host
 from study.plan.trials import PlannedTrial
 from trainables.fields import fields_of_kind
@@ -21,10 +21,12 @@ from trainables.trial import Trial
 
 @dataclass(frozen=True)
 class Expected:
-    """The parts of an estimate: seconds of each pending trial, of each start of a worker group, and of the report."""
+    """The parts of an estimate, in seconds: each pending trial, the start of the first worker group of a kind and of
+    each further one, and the report."""
 
     trials_s: Mapping[str, float] = field(default_factory=dict)
     start_s: float = 0.0
+    renewal_s: float = 0.0
     end_s: float = 0.0
 
 
@@ -73,7 +75,8 @@ def estimate(
 
     A trial takes the median time of recorded repeats of its configuration, else of trials that also differ in batch,
     loader workers and precision, else the time that `study.plan.duration` models, scaled so that the model fits the
-    records. Starts of worker groups take their recorded median, else a typical time. `concurrent` training trials on
+    records. Starts of worker groups take their recorded median, else a typical time: longer for the first group of a
+    kind than for the others. `concurrent` training trials on
     one rank run at the same time, each with its own GPU.
     """
     pending = [row.trial for row in rows if row.status == "pending" and row.trial is not None]
@@ -83,7 +86,8 @@ def estimate(
     done = [record for record in records if record.get("status") == "done" and (record.get("duration_s") or 0) > 0]
     exact, similar = _median_durations(done, _REPEAT_FIELDS), _median_durations(done, _SIMILAR_FIELDS)
     scale = _model_scale(done)
-    start_s = _median_start_s(done) or START_S[pending[0].device]
+    start_s = _median_start_s(done, is_first=True) or START_S[pending[0].device]
+    renewal_s = _median_start_s(done, is_first=False) or RENEWAL_S[pending[0].device]
     group_sizes = _group_sizes(trial for trial in pending if not _is_shared(trial, concurrent))
     gpu_s = 0.0
     trials_s: dict[str, float] = {}
@@ -97,12 +101,13 @@ def estimate(
         trials_s[trial.trial_id] = duration_s / concurrent if is_shared else duration_s
         if trial.device == "cuda":
             gpu_s += duration_s * (1 if is_shared else group_sizes[ProcessKind.of(trial)])
-    groups = {(ProcessKind.of(trial), trial.repeat) for trial in pending}
-    gpu_s += sum(start_s * group_sizes.get(kind, 1) for kind, _ in groups if kind.device == "cuda")
+    groups = Counter(kind for kind, _ in {(ProcessKind.of(trial), trial.repeat) for trial in pending})
+    starts_s = {kind: start_s + renewal_s * (count - 1) for kind, count in groups.items()}
+    gpu_s += sum(seconds * group_sizes.get(kind, 1) for kind, seconds in starts_s.items() if kind.device == "cuda")
     gpu_hours = gpu_s / 3600
     cost = gpu_hours * price_per_gpu_hour if price_per_gpu_hour is not None and gpu_hours else None
-    total_s = sum(trials_s.values()) + start_s * len(groups) + BEFORE_S + AFTER_S
-    expected = Expected(trials_s, start_s, AFTER_S)
+    total_s = sum(trials_s.values()) + sum(starts_s.values()) + BEFORE_S + AFTER_S
+    expected = Expected(trials_s, start_s, renewal_s, AFTER_S)
     return Estimate(total_s, gpu_hours, cost, _basis(sources, len(done), pending), expected)
 
 
@@ -134,9 +139,10 @@ def _model_scale(done: Sequence[Mapping[str, Any]]) -> float:
     return statistics.median(ratios) if ratios else 1.0
 
 
-def _median_start_s(done: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the median time of recorded starts of worker groups; None without records."""
-    times = [record.get("environment", {}).get("group") or {} for record in done]
+def _median_start_s(done: Sequence[Mapping[str, Any]], is_first: bool) -> float | None:
+    """Return the median time of recorded starts of first worker groups or of further ones; None without records."""
+    of_kind = [record for record in done if str(record.get("worker_group", "-1")).endswith("-1") == is_first]
+    times = [record.get("environment", {}).get("group") or {} for record in of_kind]
     starts = {facts["opened_at"] - facts["asked_at"] for facts in times if facts}
     positive = [start_s for start_s in starts if start_s > 0]
     return statistics.median(positive) if positive else None

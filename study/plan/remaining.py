@@ -25,6 +25,7 @@ class RemainingTime:
         self._groups = {trial.trial_id: (ProcessKind.of(trial), trial.repeat) for trial in trials}
         self._configurations = {trial.trial_id: configuration_key(trial) for trial in trials}
         self._group: _Group | None = None
+        self._kinds: set[ProcessKind] = set()
         self._is_first = False
         self._first: list[tuple[str, float]] = []
         self._others: list[tuple[str, float]] = []
@@ -45,6 +46,7 @@ class RemainingTime:
         now_s = time.monotonic()
         (self._first if self._is_first else self._others).append((trial.trial_id, now_s - self._last_end_s))
         self._is_first, self._last_end_s, self._group = False, now_s, self._groups[trial.trial_id]
+        self._kinds.add(self._group[0])
         self._update()
 
     def left_s(self) -> float | None:
@@ -59,13 +61,16 @@ class RemainingTime:
         self._current_s = 0.0
         if self._expected is None and not (self._first or self._others):
             return
-        scale, start_s = self._scale(), self._start_s()
+        scale = self._scale()
+        start_s, renewal_s = self._starts_s(scale)
         trial_times_s = [self._trial_s(name, scale) for name in self.trials]
         groups = {self._groups[name] for name in self.trials} - {self._group}
         end_s = self._expected.end_s if self._expected else 0.0
-        self._left_s = sum(trial_times_s) + start_s * len(groups) + end_s
+        new = len({kind for kind, _ in groups} - self._kinds)
+        self._left_s = sum(trial_times_s) + start_s * new + renewal_s * (len(groups) - new) + end_s
         is_starting = self._is_first or not (self._first or self._others)
-        self._current_s = statistics.mean(trial_times_s or [end_s]) + (start_s if is_starting else 0.0)
+        starting_s = (start_s if new else renewal_s) if is_starting else 0.0
+        self._current_s = statistics.mean(trial_times_s or [end_s]) + starting_s
 
     def _trial_s(self, trial_id: str, scale: float) -> float:
         """Return the time of a trial in a live worker group."""
@@ -82,11 +87,14 @@ class RemainingTime:
         expected_s = sum(self._expected.trials_s[name] for name, _ in self._others) if self._expected else 0.0
         return sum(seconds for _, seconds in self._others) / expected_s if expected_s else 1.0
 
-    def _start_s(self) -> float:
-        """Return the time of the start of a worker group."""
-        if not self._first:
-            return self._expected.start_s if self._expected else 0.0
-        if not (self._others or self._expected):
-            return 0.0  # it is in the time of the first trial
-        scale = self._scale()
-        return max(0.0, statistics.mean(seconds - self._trial_s(name, scale) for name, seconds in self._first))
+    def _starts_s(self, scale: float) -> tuple[float, float]:
+        """Return the time of the start of the first worker group of a kind, and of each further one.
+
+        Measured starts replace the expected times: the first one, and the mean of the others.
+        """
+        expected = self._expected or Expected()
+        if not (self._first and (self._others or self._expected)):
+            return expected.start_s, expected.renewal_s  # without either, it is in the time of the first trial
+        first_s, *further_s = (max(0.0, seconds - self._trial_s(name, scale)) for name, seconds in self._first)
+        usual_s = expected.renewal_s if self._expected else first_s
+        return first_s, statistics.mean(further_s) if further_s else usual_s

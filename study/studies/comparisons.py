@@ -4,7 +4,7 @@ from typing import Any
 
 from study.capacity import Capacity, default_cpus_per_rank
 from study.studies.questions import asked
-from study.studies.study import Study, gpus, small_form, world_sizes
+from study.studies.study import GPU_WINDOW, Study, gpus, small_form, world_sizes
 from study.studies.training import RECIPES, REFERENCE_BATCH, base_of_trainings, short_training
 
 _SMALL = {"warmup_steps": 2, "steps": 4, "communication_steps": 1, "sweep_bytes": 2**20, "prefetch_batches": 1}
@@ -17,7 +17,7 @@ def _photographs(on_gpus: bool) -> dict[str, Any]:
         base |= {"device": "cpu", "dataset": "image_folder_sample", "image_size": 32, "batch_per_gpu": 8}
         return base | _SMALL
     base |= {"device": "cuda", "dataset": "image_folder", "image_size": 224, "batch_per_gpu": 256}
-    return base | {"precision": "bf16", "augment": "cpu", "warmup_steps": 20, "steps": 50}
+    return base | {"precision": "bf16", "augment": "cpu"} | GPU_WINDOW | {"warmup_steps": 20}
 
 
 def storage_order(capacity: Capacity) -> Study:
@@ -79,7 +79,7 @@ def averaging(capacity: Capacity) -> Study:
     on_gpus = gpus(capacity) > 0
     base: dict[str, Any] = {"device": "cuda" if on_gpus else "cpu", "model": "resnet18", "learning_rate": 0.01}
     base |= {"dataset": "synthetic", "image_size": 224 if on_gpus else 32}
-    base |= {"warmup_steps": 11, "steps": 50} if on_gpus else _SMALL
+    base |= GPU_WINDOW if on_gpus else _SMALL
     cases: dict[str, dict[str, Any]] = {
         "DDP": {"parallel": "ddp"},
         "DDP, one all-reduce after the backward pass": {"parallel": "ddp_delayed"},

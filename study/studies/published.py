@@ -4,7 +4,7 @@ from typing import Any
 
 from study.capacity import Capacity, NodeCapacity, default_cpus_per_rank
 from study.studies.questions import asked
-from study.studies.study import Study, gpus, small_form, world_sizes
+from study.studies.study import GPU_WINDOW, Study, gpus, small_form, world_sizes
 from study.studies.training import fifth_epoch, short_training
 from trainables.registry import (
     DECODERS,
@@ -114,9 +114,7 @@ def forum_phases(capacity: Capacity) -> Study:
             "device": "cuda",
             "image_size": 224,
             "loader_workers": 4,
-            "warmup_steps": 11,
-            "steps": 50,
-        }
+        } | GPU_WINDOW
         axes |= {"model": ("resnet18", "resnet50"), "batch_per_gpu": (64, 256, 512, 1024)}
     else:
         base = {"device": "cpu", "image_size": 32, "loader_workers": 1, "warmup_steps": 2, "steps": 3}
@@ -273,7 +271,7 @@ def vgg_case_study(capacity: Capacity) -> Study:
     on_gpus = gpus(capacity) > 0
     base: dict[str, Any] = {"device": "cuda" if on_gpus else "cpu", "model": "vgg19", "dataset": "fashion_mnist_sample"}
     if on_gpus:
-        base |= {"image_size": 224, "loader_workers": 8, "warmup_steps": 11, "steps": 50}
+        base |= {"image_size": 224, "loader_workers": 8} | GPU_WINDOW
         batches: tuple[int, ...] = (12, 16, 32, 48, 64, 100, 128, 256, 512, 1024, 2048, 4096)
     else:
         base |= {"image_size": 32, "warmup_steps": 2, "steps": 2, "communication_steps": 1, "sweep_bytes": 2**20}
@@ -305,7 +303,7 @@ def mlstm_scaling(capacity: Capacity) -> Study:
     base: dict[str, Any] = {"device": "cuda" if on_gpus else "cpu", "dataset": "text_sample"}
     if on_gpus:
         base["dataset"] = "synthetic"  # the sample is too short for the streams of 8 GPUs
-        base |= {"precision": "bf16", "sequence_length": 256, "warmup_steps": 11, "steps": 50}
+        base |= {"precision": "bf16", "sequence_length": 256} | GPU_WINDOW
         axes: dict[str, tuple[Any, ...]] = {
             "model": ("mlstm4096", "mlstm8192"),
             "batch_per_gpu": (256,),

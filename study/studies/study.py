@@ -24,6 +24,9 @@ many as give it enough steps.
 TYPE_OF_PLAN_FIELD = {"global_batch": "batch_per_gpu", "tokens_per_step": "batch_per_gpu"}
 """options that are not fields of a trial -> a field with the same type and limits"""
 
+GPU_WINDOW: dict[str, Any] = {"warmup_steps": 11, "steps": 50, "window_limit_s": 5.0}
+"""Timing of published studies on GPUs: the largest batches, whose steps take a second, would take hours otherwise."""
+
 _BATCH_FIELDS = {"batch_per_gpu", "global_batch"}
 
 

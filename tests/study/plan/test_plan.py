@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from study.capacity import NodeCapacity, default_cpus_per_rank
-from study.plan.duration import AFTER_S, BEFORE_S, START_S, step_s, trial_s
+from study.plan.duration import AFTER_S, BEFORE_S, RENEWAL_S, START_S, step_s, trial_s
 from study.plan.estimate import blocks, estimate
 from study.plan.trials import PlanError, fit, plan_trials, pruned_by
 from study.studies.study import Study
@@ -292,8 +292,9 @@ def test_without_records_the_time_is_modelled_from_operations_and_includes_start
     rows = plan_trials(grid.with_overrides({"image_size": (224,), "precision": ("bf16",)}), HOST)
     estimated = estimate(rows, [], price_per_gpu_hour=2.0)
     modelled_s = sum(trial_s(row.trial) for row in rows if row.trial)
-    assert estimated.duration_s == pytest.approx(modelled_s + 3 * START_S["cuda"] + AROUND_S)
-    assert estimated.cost == pytest.approx(2.0 * (modelled_s + 3 * START_S["cuda"]) * 2 / 3600)
+    starts_s = START_S["cuda"] + 2 * RENEWAL_S["cuda"]
+    assert estimated.duration_s == pytest.approx(modelled_s + starts_s + AROUND_S)
+    assert estimated.cost == pytest.approx(2.0 * (modelled_s + starts_s) * 2 / 3600)
     assert "estimate" in estimated.basis
 
 
@@ -302,7 +303,7 @@ def test_an_estimate_is_the_sum_of_its_parts_and_cpu_ranks_have_no_cost() -> Non
     estimated = estimate(plan_trials(grid, HOST), [], 2.0)
     expected = estimated.expected
     assert len(expected.trials_s) == 4
-    parts_s = sum(expected.trials_s.values()) + 2 * expected.start_s + BEFORE_S + expected.end_s
+    parts_s = sum(expected.trials_s.values()) + expected.start_s + expected.renewal_s + BEFORE_S + expected.end_s
     assert estimated.duration_s == pytest.approx(parts_s)
     on_cpus = estimate(plan_trials(grid.with_overrides({"device": ("cpu",)}), HOST), [], 2.0)
     assert (on_cpus.gpu_hours, on_cpus.cost) == (0.0, None)
@@ -332,6 +333,18 @@ def test_recorded_starts_of_worker_groups_replace_the_typical_ones() -> None:
     assert estimate(rows, [started], None).duration_s == pytest.approx(5.0 + 7.0 + AROUND_S)
 
 
+def test_starts_of_first_and_of_further_worker_groups_are_estimated_apart() -> None:
+    rows = plan_trials(study(3), HOST)
+    trials = [row.trial for row in rows if row.trial]
+    starts = [(100.0, 117.0), (200.0, 202.0), (300.0, 302.0)]
+    records = [
+        record(trial, 5.0)
+        | {"worker_group": f"launch-{number}", "environment": {"group": {"asked_at": asked, "opened_at": opened}}}
+        for number, (trial, (asked, opened)) in enumerate(zip(trials, starts, strict=True), start=1)
+    ]
+    assert estimate(rows, records, None).duration_s == pytest.approx(3 * 5.0 + 17.0 + 2 * 2.0 + AROUND_S)
+
+
 def test_time_comes_from_repeats_and_gpu_hours_count_all_gpus_of_the_group() -> None:
     grid = study(3, world_size=(1, 2))
     first = plan_trials(grid, HOST)
@@ -339,7 +352,7 @@ def test_time_comes_from_repeats_and_gpu_hours_count_all_gpus_of_the_group() -> 
     records = [record(done[0], 100.0), record(done[1], 140.0)]
     rows = plan_trials(grid, HOST, {t.trial_id: "done" for t in done})
     estimated = estimate(rows, records, price_per_gpu_hour=3.0)
-    starts_s = 2 * START_S["cuda"]
+    starts_s = START_S["cuda"] + RENEWAL_S["cuda"]
     assert estimated.duration_s == 2 * 100 + 2 * 140 + starts_s + AROUND_S
     gpu_s = (480 + starts_s) * 2  # one-GPU trials also use the group of two GPUs
     assert estimated.gpu_hours == pytest.approx(gpu_s / 3600)

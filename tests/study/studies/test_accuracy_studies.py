@@ -9,7 +9,7 @@ import pytest
 from study.capacity import NodeCapacity
 from study.cli.configuration import resolve, to_yaml
 from study.cli.prepared import concurrent_trainings, warnings
-from study.plan.duration import AFTER_S, BEFORE_S, START_S
+from study.plan.duration import AFTER_S, BEFORE_S, RENEWAL_S, START_S
 from study.plan.estimate import estimate
 from study.plan.placement import concurrent_slots
 from study.plan.trials import PlannedTrial, plan_trials
@@ -223,7 +223,7 @@ def test_training_time_is_estimated_from_similar_trainings_and_divided_by_their_
     rows += [row_for(TRAINING.but(lr_rule="linear", batch_per_gpu=512)), row_for(TRAINING.but(optimizer="lars"))]
     for concurrent, hours in ((1, 4.0), (4, 1.0)):
         estimated = estimate(rows, [record], price_per_gpu_hour=2.0, concurrent=concurrent)
-        starts_s = 3 * START_S["cuda"]  # three repeats
+        starts_s = START_S["cuda"] + 2 * RENEWAL_S["cuda"]  # three repeats
         assert estimated.duration_s == pytest.approx(hours * 3600 + starts_s + BEFORE_S + AFTER_S)
         assert estimated.gpu_hours == pytest.approx(4.0 + starts_s / 3600)
     assert "2 of 4 " in estimated.basis and "recipe" in estimated.basis
