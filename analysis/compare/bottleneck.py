@@ -203,7 +203,7 @@ def gain_rows(
             continue
         words = WORDS[name]
         how = fewer_launches(configurations.loc[[headline]].iloc[0]) if name == "host" else words.change
-        bounds.append((gain, f"no {words.takes}", how))
+        bounds.append((gain, f"no {words.takes.removeprefix('the device ')}", how))
     for gain, change, how in sorted(bounds, key=lambda bound: -bound[0]):
         known = gain if math.isfinite(gain) else None
         rows.append({"change": change, "how": how, "gain": known, "is_measured": False, "configuration": headline})
