@@ -136,7 +136,7 @@ def run_all(
 
 
 def _free(gpus: int, busy: set[int], count: int) -> Sequence[int] | None:
-    """Return the first block of `count` free GPUs, aligned so that blocks of other sizes fit beside it."""
+    """Return the first block of `count` free GPUs, aligned so that blocks of other sizes fit too."""
     blocks = (range(first, first + count) for first in range(0, gpus - count + 1, count))
     return next((block for block in blocks if not busy & set(block)), None)
 
@@ -148,8 +148,8 @@ def _start(
     cores = sorted(os.sched_getaffinity(0))
     share = max(1, len(cores) // gpus)
     own = cores[share * chosen[0] : share * (chosen[-1] + 1)] or cores
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    names = visible if len(visible) == gpus else [str(gpu) for gpu in range(gpus)]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(gpu) for gpu in range(gpus)]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(names[gpu] for gpu in chosen)}
     os.sched_setaffinity(0, own)
     try:

@@ -133,18 +133,18 @@ def hidden(inputs: ReportInputs) -> Reply | Missing:
     if rows.empty:
         return Missing(_ON_GPUS if (inputs.configurations["device"] == "cpu").all() else "no step waited for its copy")
     rows = _pinned(rows)
-    cost = cost_of_waiting_s(rows)
+    rows = rows.assign(cost_s=cost_of_waiting_s(rows))
     single = preferred(preferred(rows, "world_size", (1,)), "parallel", ("ddp", "none"))
     row = highest(single, "host_to_device_s")
     moved = float(row["synced_host_transfer_s"]) - float(row["host_transfer_s"])
-    waited_s = float(cost_of_waiting_s(row.to_frame().T).iloc[0])
+    waited_s = float(row["cost_s"])
     return Reply(
         f"The transfer hides behind the host: at {_label(inputs, row)} the call returns after "
         f"{ms(row['host_transfer_s'], 2)}, while the GPU copies for {ms(row['host_to_device_s'], 2)} and the host "
         f"launches the forward pass. With a synchronisation after the copy, the host waits {ms(moved, 2)} longer in "
         f"that call, for the copy and for all work before it, and the step takes {number(MS * waited_s, 2)} ms "
-        f"longer. Over all configurations a synchronisation costs {span(cost, 2, MS, ' ms')} per step. Without it, a "
-        "clock of the host counts the transfer as processing.",
+        f"longer. Over all configurations a synchronisation costs {span(rows['cost_s'], 2, MS, ' ms')} per step. "
+        "Without it, a clock of the host counts the transfer as processing.",
         {"transfer_s": float(row["host_to_device_s"]), "cost_s": waited_s},
         "asynchronous",
     )

@@ -233,16 +233,14 @@ def accuracy(results: Results) -> Accuracy | None:
     return Accuracy(runs, epochs, frame, lossless_batches(frame), plain, known_target, bool(len(asked)))
 
 
-_PLAIN_DIFFERENCE = ("plain_difference", "plain_difference_low", "plain_difference_high")
-
-
 def by_precision(accuracy: Accuracy | None) -> pd.DataFrame:
     """Return held-out accuracy after the last epoch by number format.
 
     Columns: n, top1 and plain_difference, both with `_low` and `_high`, and throughput_samples_per_s (see `cells`), and
     trained (workload and epochs). Empty unless trainings differ only in number format and seed.
     """
-    columns = ["n", "top1", "top1_low", "top1_high", "throughput_samples_per_s", *_PLAIN_DIFFERENCE, "trained"]
+    intervals = [f"{name}{end}" for name in ("top1", "plain_difference") for end in ("", "_low", "_high")]
+    columns = ["n", *intervals, "throughput_samples_per_s", "trained"]
     if accuracy is None or "precision" not in accuracy.runs:
         return pd.DataFrame(columns=columns)
     formats = accuracy.runs.groupby("recipe")["precision"].agg(["first", "nunique"])

@@ -19,8 +19,6 @@ SYNCED = (
     "synced_host_transfer_s", "synced_host_to_device_s", "synced_forward_s", "synced_load_wait_s", "synced_step_s",
 )  # fmt: skip
 
-_STEPS_AND_LOADS = (("synced_step_s", "synced_load_wait_s"), ("phases_step_s", "load_wait_s"))
-
 MEASURES = (
     "throughput_samples_per_s", "step_s", "slowest_rank", "fastest_rank", "rank_window_ratio", *PHASES, "phases_step_s",
     "host_to_device_bytes", "host_to_device_bytes_per_s", "host_transfer_s", *SYNCED, "instruments_ratio",
@@ -89,8 +87,9 @@ def cost_of_waiting_s(rows: pd.DataFrame) -> pd.Series:
 
     Those differ between the two windows, because loaders deliver in bursts. rows: with `MEASURES`.
     """
-    synced, usual = (rows[step].astype(float) - rows[load].astype(float).fillna(0.0) for step, load in _STEPS_AND_LOADS)
-    return synced - usual
+    longer_s = rows["synced_step_s"].astype(float) - rows["phases_step_s"].astype(float)
+    load_s = rows[["synced_load_wait_s", "load_wait_s"]].astype(float).fillna(0.0)
+    return longer_s - load_s["synced_load_wait_s"] + load_s["load_wait_s"]
 
 
 def configuration_of(configurations: pd.DataFrame) -> pd.Series:

@@ -76,8 +76,7 @@ def estimate(
     A trial takes the median time of recorded repeats of its configuration, else of trials that also differ in batch,
     loader workers and precision, else the time that `study.plan.duration` models, scaled so that the model fits the
     records. Starts of worker groups take their recorded median, else a typical time: longer for the first group of a
-    kind than for the others. `concurrent` training trials on
-    one rank run at the same time, each with its own GPU.
+    kind than for the others. `concurrent` training trials on one rank run at the same time, each with its own GPU.
     """
     pending = [row.trial for row in rows if row.status == "pending" and row.trial is not None]
     if not pending:

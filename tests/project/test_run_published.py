@@ -53,6 +53,16 @@ def test_studies_run_at_the_same_time_on_gpus_and_cores_of_their_own(tmp_path: P
     assert sorted(os.sched_getaffinity(0)) == cores, "the caller keeps its cores"
 
 
+def test_a_host_with_one_gpu_shows_it_to_its_studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for visible, expected in ((None, "0"), ("3", "3")):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        directory = tmp_path / expected
+        run_all([Published("one", ("0",))], directory, gpus=1, usual_gpus=1, seconds=30, folders={}, program=PROGRAM)
+        assert [run["gpus"] for run in runs(directory, "one")] == [expected]
+
+
 def test_the_end_of_the_time_ends_running_studies_and_starts_no_more(tmp_path: Path) -> None:
     begin = time.monotonic()
     studies = [Published("long", ("30", "0")), Published("waiting", ("0",))]
