@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import os
 import signal
 import sys
@@ -286,16 +287,17 @@ def _measure(prepared: PreparedStudy, store: "Store", cluster: Cluster, quiet: b
             print_to_stderr(line)
         print_to_stderr(f"study {prepared.study.name}: {prepared.outline}")
     print_warnings(prepared)
+    in_order = blocks(prepared.pending, configuration.order_seed)
     progress = Progress(
         prepared.study.name,
-        prepared.pending,
+        list(itertools.chain.from_iterable(in_order)),
         quiet=quiet,
         planned=prepared.planned,
         expected=prepared.estimate.expected,
     )
     return run_shown(
         progress,
-        blocks(prepared.pending, configuration.order_seed),
+        in_order,
         store,
         cluster,
         isolate=configuration.isolate,

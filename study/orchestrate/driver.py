@@ -325,11 +325,13 @@ class Narrator:
     """Translates starts and reports of trials into events."""
 
     on_event: OnEvent
-    block: str | None = None
+    group: tuple[ProcessKind, str] | None = None
+    """process kind and block of the worker group"""
 
     def started(self, point: Point) -> None:
-        if point.block != self.block:
-            self.block = point.block
+        group = ProcessKind.of(point.trial), point.block
+        if group != self.group:
+            self.group = group
             self.on_event(Event("group_starting"))
         self.on_event(Event("trial_started", point.trial))
 
@@ -340,7 +342,7 @@ class Narrator:
                 self.on_event(Event("epoch_ended", trial, summary=dict(report)))
             return
         if report["status"] not in ("done", "pruned") and not trial.script:
-            self.block = None  # a failure ends the group, unless a script failed in a process of its own
+            self.group = None  # a failure ends the group, unless a script failed in a process of its own
         status, reason, log = (report[name] for name in ("status", "reason", "log"))
         self.on_event(Event("trial_ended", trial, status, reason, dict(report), log))
 

@@ -98,8 +98,8 @@ class Launch:
 
     def fits(self, layout: Layout) -> bool:
         """Return True if another group with this layout can follow on the same ranks."""
-        same_ranks = (layout.kind, layout.node_ids) == (self.layout.kind, self.layout.node_ids)
-        return same_ranks and self.backend.renews(layout) and not self.ended.done()
+        ranks, others = ((at.kind.launch_kind, at.node_ids) for at in (layout, self.layout))
+        return ranks == others and self.backend.renews(layout) and not self.ended.done()
 
     async def next_group(self, number: int) -> GroupPlan | None:
         """Wait for the group with this number, from 0. None ends the launch."""

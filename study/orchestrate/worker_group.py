@@ -179,7 +179,8 @@ def _fit(keeper: Any, name: str, layout: Layout) -> None:
                 storage_path=storage,
                 # the keeper handles failed ranks; do not wait for missing resources forever
                 failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
-                worker_runtime_env={"env_vars": kind.environment()},
+                # forked ranks get theirs from `host_rank`, since the next group may need others
+                worker_runtime_env={"env_vars": {} if _forks(kind) else kind.environment()},
                 logging_config=LoggingConfig(log_level="WARNING"),
             ),
         ).fit()

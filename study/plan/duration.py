@@ -8,11 +8,11 @@ from trainables.facts import DatasetFacts, ModelFacts
 from trainables.registry import DATASETS, DECODERS, MODELS, PARALLEL, SEQUENCE_MODELS
 from trainables.trial import Trial
 
-START_S = {"cpu": 15.0, "cuda": 22.0}
+START_S = {"cpu": 15.0, "cuda": 16.0}
 RENEWAL_S = {"cpu": 1.0, "cuda": 3.0}
-"""Seconds from the request for a worker group to its first trial: the first group of a kind, and each further one,
-whose ranks are forked. CPU: two ranks on two cores. CUDA: `averaging`, `number-formats` and `storage-order` of
-`benchmarks/results` on H100 (environment.group), whose first groups took 15 to 25 s, and further ones 2 to 4 s."""
+"""Seconds from the request for a worker group to its first trial: a group with its own launch, and one that follows
+another on the same ranks, whose processes are forked. CPU: two ranks on two cores. CUDA: `environment.group` of seven
+studies of `benchmarks/results` on H100 (`tests/study/plan/test_duration.py`), 12 to 25 s and 2 to 5 s."""
 
 BEFORE_S, AFTER_S = 15.0, 15.0
 """Seconds for the start of Ray, and for the report, once per study."""

@@ -21,8 +21,8 @@ from trainables.trial import Trial
 
 @dataclass(frozen=True)
 class Expected:
-    """The parts of an estimate, in seconds: each pending trial, the start of the first worker group of a kind and of
-    each further one, and the report."""
+    """The parts of an estimate, in seconds: each pending trial, the start of a worker group with its own launch and of
+    one that follows another on the same ranks, and the report."""
 
     trials_s: Mapping[str, float] = field(default_factory=dict)
     start_s: float = 0.0
@@ -53,13 +53,34 @@ def blocks(trials: Sequence[Trial], seed: int) -> list[list[Trial]]:
 
     A worker group per repeat lets the spread between repeats include that between worker groups, so that an interval
     holds for the next run. Within a block, trials of the same process kind stay together, because another kind needs
-    another group. Within a kind, trials are in random order (`seed`), so that drift does not look like an effect of an
-    axis.
+    another group, and so do kinds that can follow on the same ranks. Every second block has the kinds in reverse: it
+    begins on the ranks on which the one before ended, and drift does not always hit the same kind last. Within a kind,
+    trials are in random order (`seed`), so that drift does not look like an effect of an axis.
     """
     shuffled = random.Random(seed).sample(list(trials), len(trials))
     kinds = list(dict.fromkeys(ProcessKind.of(trial) for trial in shuffled))
-    shuffled.sort(key=lambda trial: (trial.repeat, kinds.index(ProcessKind.of(trial))))
+    launches = list(dict.fromkeys(kind.launch_kind for kind in kinds))
+    kinds.sort(key=lambda kind: launches.index(kind.launch_kind))
+    shuffled.sort(key=lambda trial: (trial.repeat, (-1) ** trial.repeat * kinds.index(ProcessKind.of(trial))))
     return [list(block) for _, block in itertools.groupby(shuffled, key=lambda trial: trial.repeat)]
+
+
+Group = tuple[ProcessKind, int]
+"""Process kind and repeat of the trials of a worker group."""
+
+
+def opening_groups(trials: Iterable[Trial], live: Group | None = None) -> list[tuple[ProcessKind, bool]]:
+    """Return the kind of each worker group that opens for trials in run order, and whether it needs its own launch.
+
+    live: the group that is open before them.
+    """
+    groups = dict.fromkeys((ProcessKind.of(trial), trial.repeat) for trial in trials)
+    if live:
+        groups.pop(live, None)
+    return [
+        (kind, before is None or before[0].launch_kind != kind.launch_kind)
+        for before, (kind, _) in zip([live, *groups], groups, strict=False)
+    ]
 
 
 # --------------------------------------------------------------------------------------------------- time and money
@@ -75,8 +96,9 @@ def estimate(
 
     A trial takes the median time of recorded repeats of its configuration, else of trials that also differ in batch,
     loader workers and precision, else the time that `study.plan.duration` models, scaled so that the model fits the
-    records. Starts of worker groups take their recorded median, else a typical time: longer for the first group of a
-    kind than for the others. `concurrent` training trials on one rank run at the same time, each with its own GPU.
+    records. Starts of worker groups take their recorded median, else a typical time: longer for a group with its
+    own launch than for the others. `concurrent` training trials on one rank run at the same time, each with its own
+    GPU.
     """
     pending = [row.trial for row in rows if row.status == "pending" and row.trial is not None]
     if not pending:
@@ -85,8 +107,8 @@ def estimate(
     done = [record for record in records if record.get("status") == "done" and (record.get("duration_s") or 0) > 0]
     exact, similar = _median_durations(done, _REPEAT_FIELDS), _median_durations(done, _SIMILAR_FIELDS)
     scale = _model_scale(done)
-    start_s = _median_start_s(done, is_first=True) or START_S[pending[0].device]
-    renewal_s = _median_start_s(done, is_first=False) or RENEWAL_S[pending[0].device]
+    start_s = _median_start_s(done, own_launch=True) or START_S[pending[0].device]
+    renewal_s = _median_start_s(done, own_launch=False) or RENEWAL_S[pending[0].device]
     group_sizes = _group_sizes(trial for trial in pending if not _is_shared(trial, concurrent))
     gpu_s = 0.0
     trials_s: dict[str, float] = {}
@@ -100,12 +122,12 @@ def estimate(
         trials_s[trial.trial_id] = duration_s / concurrent if is_shared else duration_s
         if trial.device == "cuda":
             gpu_s += duration_s * (1 if is_shared else group_sizes[ProcessKind.of(trial)])
-    groups = Counter(kind for kind, _ in {(ProcessKind.of(trial), trial.repeat) for trial in pending})
-    starts_s = {kind: start_s + renewal_s * (count - 1) for kind, count in groups.items()}
-    gpu_s += sum(seconds * group_sizes.get(kind, 1) for kind, seconds in starts_s.items() if kind.device == "cuda")
+    in_order = itertools.chain.from_iterable(blocks(pending, seed=0))
+    starts_s = [(kind, start_s if own_launch else renewal_s) for kind, own_launch in opening_groups(in_order)]
+    gpu_s += sum(seconds * group_sizes.get(kind, 1) for kind, seconds in starts_s if kind.device == "cuda")
     gpu_hours = gpu_s / 3600
     cost = gpu_hours * price_per_gpu_hour if price_per_gpu_hour is not None and gpu_hours else None
-    total_s = sum(trials_s.values()) + sum(starts_s.values()) + BEFORE_S + AFTER_S
+    total_s = sum(trials_s.values()) + sum(seconds for _, seconds in starts_s) + BEFORE_S + AFTER_S
     expected = Expected(trials_s, start_s, renewal_s, AFTER_S)
     return Estimate(total_s, gpu_hours, cost, _basis(sources, len(done), pending), expected)
 
@@ -138,13 +160,20 @@ def _model_scale(done: Sequence[Mapping[str, Any]]) -> float:
     return statistics.median(ratios) if ratios else 1.0
 
 
-def _median_start_s(done: Sequence[Mapping[str, Any]], is_first: bool) -> float | None:
-    """Return the median time of recorded starts of first worker groups or of further ones; None without records."""
-    of_kind = [record for record in done if str(record.get("worker_group", "-1")).endswith("-1") == is_first]
+def _median_start_s(done: Sequence[Mapping[str, Any]], own_launch: bool) -> float | None:
+    """Return the median time of recorded starts of worker groups with or without their own launch; None if unknown."""
+    of_kind = [record for record in done if has_own_launch(record) == own_launch]
     times = [record.get("environment", {}).get("group") or {} for record in of_kind]
     starts = {facts["opened_at"] - facts["asked_at"] for facts in times if facts}
     positive = [start_s for start_s in starts if start_s > 0]
     return statistics.median(positive) if positive else None
+
+
+def has_own_launch(record: Mapping[Any, Any]) -> bool:
+    """Return True if the trial's worker group was the first of its launch. Older records do not name the launch."""
+    group = str(record.get("worker_group", "-1"))
+    launch = (record.get("environment") or {}).get("launch")
+    return launch == group if launch else group.endswith("-1")
 
 
 _REPEAT_FIELDS = frozenset({"repeat", "seed"})

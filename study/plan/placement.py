@@ -47,6 +47,11 @@ class ProcessKind(NamedTuple):
             door=trial.door,
         )
 
+    @property
+    def launch_kind(self) -> "ProcessKind":
+        """The kind without what each forked process gets anew: groups that agree in it can follow on the same ranks."""
+        return self._replace(deterministic=False, interconnect="auto", profiled=False)
+
     def environment(self) -> dict[str, str]:
         """Return the environment variables that a rank's process must start with."""
         # cuBLAS is deterministic only with a fixed workspace (NVIDIA, cuBLAS: "Results Reproducibility")

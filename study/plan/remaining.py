@@ -4,11 +4,11 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from study.plan.estimate import Expected, configuration_key
+from study.plan.estimate import Expected, Group, configuration_key, opening_groups
 from study.plan.placement import ProcessKind
 from trainables.trial import Trial
 
-_Group = tuple[ProcessKind, int]
+_NO_REPEAT = -1
 
 
 class RemainingTime:
@@ -22,10 +22,8 @@ class RemainingTime:
     def __init__(self, trials: Sequence[Trial], expected: Expected | None = None) -> None:
         self.trials = {trial.trial_id: trial for trial in trials}
         self._expected = expected
-        self._groups = {trial.trial_id: (ProcessKind.of(trial), trial.repeat) for trial in trials}
         self._configurations = {trial.trial_id: configuration_key(trial) for trial in trials}
-        self._group: _Group | None = None
-        self._kinds: set[ProcessKind] = set()
+        self._live: Group | None = None
         self._is_first = False
         self._first: list[tuple[str, float]] = []
         self._others: list[tuple[str, float]] = []
@@ -34,7 +32,8 @@ class RemainingTime:
 
     def group_starting(self) -> None:
         """Note that the next trial is the first of its worker group."""
-        self._is_first, self._group = True, None
+        self._is_first = True
+        self._live = self._live and (self._live[0], _NO_REPEAT)
         if not self._first:
             self._last_end_s = time.monotonic()
         self._update()
@@ -45,8 +44,7 @@ class RemainingTime:
             return
         now_s = time.monotonic()
         (self._first if self._is_first else self._others).append((trial.trial_id, now_s - self._last_end_s))
-        self._is_first, self._last_end_s, self._group = False, now_s, self._groups[trial.trial_id]
-        self._kinds.add(self._group[0])
+        self._is_first, self._last_end_s, self._live = False, now_s, (ProcessKind.of(trial), trial.repeat)
         self._update()
 
     def left_s(self) -> float | None:
@@ -64,12 +62,12 @@ class RemainingTime:
         scale = self._scale()
         start_s, renewal_s = self._starts_s(scale)
         trial_times_s = [self._trial_s(name, scale) for name in self.trials]
-        groups = {self._groups[name] for name in self.trials} - {self._group}
+        opening = [own_launch for _, own_launch in opening_groups(self.trials.values(), self._live)]
         end_s = self._expected.end_s if self._expected else 0.0
-        new = len({kind for kind, _ in groups} - self._kinds)
-        self._left_s = sum(trial_times_s) + start_s * new + renewal_s * (len(groups) - new) + end_s
+        starts_s = [start_s if own_launch else renewal_s for own_launch in opening]
+        self._left_s = sum(trial_times_s) + sum(starts_s) + end_s
         is_starting = self._is_first or not (self._first or self._others)
-        starting_s = (start_s if new else renewal_s) if is_starting else 0.0
+        starting_s = starts_s[0] if is_starting and starts_s else 0.0
         self._current_s = statistics.mean(trial_times_s or [end_s]) + starting_s
 
     def _trial_s(self, trial_id: str, scale: float) -> float:
@@ -88,7 +86,7 @@ class RemainingTime:
         return sum(seconds for _, seconds in self._others) / expected_s if expected_s else 1.0
 
     def _starts_s(self, scale: float) -> tuple[float, float]:
-        """Return the time of the start of the first worker group of a kind, and of each further one.
+        """Return the time of the start of a worker group with a launch of its own, and of each other one.
 
         Measured starts replace the expected times: the first one, and the mean of the others.
         """

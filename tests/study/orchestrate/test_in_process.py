@@ -348,6 +348,7 @@ def test_warm_and_cold_trials_have_equal_losses_and_a_profiled_trial_has_its_own
     groups = {trial_id: record["worker_group"] for trial_id, record in warm.records.items()}
     assert len(set(groups.values())) == 2
     assert [trial_id for trial_id in groups if groups[trial_id] == groups[profiled.trial_id]] == [profiled.trial_id]
+    assert len({record["environment"]["launch"] for record in warm.records.values()}) == 1
     traces = {trial: sorted(Path(warm.store.trial_folder(trial)).glob("traces/*")) for trial in groups}
     [trace] = traces.pop(profiled.trial_id)
     assert trace.name == "rank1.json.gz"

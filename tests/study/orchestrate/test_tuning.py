@@ -87,6 +87,7 @@ class ObservedGrid:
             for rate in (0.1, 0.2)
             for size in (1, 2)
         ]
+        self.of_another_kind = quick_trial(world_size=2, batch_per_gpu=8)
         self.raising, self.dying = (workload_trial(name, deterministic=True) for name in ("raises", "dies"))
         self.without_tune_process = workload_trial("slow")
         self.hanging = workload_trial("hangs", data_dir=str(folder))
@@ -103,7 +104,7 @@ class ObservedGrid:
         for watcher in watchers:
             watcher.start()
         killed = [self.without_tune_process, self.hanging, self.without_keeper, self.without_rank, self.last]
-        self.blocks = [[*self.trials[:4], self.raising], [*self.trials[4:], self.dying], killed]
+        self.blocks = [[self.of_another_kind, *self.trials[:4], self.raising], [*self.trials[4:], self.dying], killed]
         options = RunOptions(timeout_s=TRIAL_TIMEOUT_S)
         known = KnownTrials(statuses={"earlier": "done"})  # so that the workloads are not checked first
         grid = grid_of(self.blocks, isolate=False)
@@ -222,6 +223,14 @@ def test_ranks_start_with_the_variables_that_their_trials_need(grid: ObservedGri
         assert "CUBLAS_WORKSPACE_CONFIG" in record["environment"]["set_by_study"]
 
 
+def test_groups_with_other_variables_follow_on_the_same_ranks(grid: ObservedGrid) -> None:
+    before, after = (grid.records[trial.trial_id] for trial in (grid.of_another_kind, grid.trials[0]))
+    assert before["status"] == "done"
+    assert "CUBLAS_WORKSPACE_CONFIG" not in before["environment"]["variables"]
+    assert before["environment"]["launch"] == after["environment"]["launch"] == before["worker_group"]
+    assert before["worker_group"] != after["worker_group"]
+
+
 def test_each_block_has_its_own_warm_group_and_smaller_trials_use_its_first_ranks(grid: ObservedGrid) -> None:
     records = grid.records
     groups = [
@@ -236,7 +245,9 @@ def test_each_block_has_its_own_warm_group_and_smaller_trials_use_its_first_rank
 
 def test_events_report_groups_and_the_start_and_end_of_every_trial(grid: ObservedGrid) -> None:
     events = grid.events_of(grid.blocks[:2])
-    assert [event.kind for event in events] == (["group_starting"] + ["trial_started", "trial_ended"] * 5) * 2
+    of_trial = ["trial_started", "trial_ended"]
+    groups = [["group_starting", *of_trial * trials] for trials in (1, 5, 5)]  # the first one is of another kind
+    assert [event.kind for event in events] == sum(groups, [])
     ended = [event for event in events if event.kind == "trial_ended" and event.trial in grid.trials]
     assert all(event.status == "done" and event.summary["throughput_samples_per_s"] > 0 for event in ended)
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from study.capacity import NodeCapacity, default_cpus_per_rank
 from study.plan.duration import AFTER_S, BEFORE_S, RENEWAL_S, START_S, step_s, trial_s
-from study.plan.estimate import blocks, estimate
+from study.plan.estimate import blocks, estimate, opening_groups
+from study.plan.placement import ProcessKind
 from study.plan.trials import PlanError, fit, plan_trials, pruned_by
 from study.studies.study import Study
 from trainables.trial import Trial
@@ -274,6 +275,29 @@ def test_trials_of_different_process_kinds_do_not_alternate() -> None:
     grid = study(2, interconnect=("auto", "no_p2p", "socket"), batch_per_gpu=(4, 8, 16))
     for block in blocks([row.trial for row in plan_trials(grid, HOST) if row.trial], seed=0):
         assert len([kind for kind, _ in itertools.groupby(trial.interconnect for trial in block)]) == 3
+
+
+def test_kinds_that_share_ranks_are_neighbours_and_every_second_block_is_in_reverse() -> None:
+    grid = study(3, interconnect=("auto", "socket"), cpus_per_rank=(1, 2), batch_per_gpu=(4, 8))
+    orders = []
+    for block in blocks([row.trial for row in plan_trials(grid, HOST) if row.trial], seed=0):
+        kinds = [(trial.cpus_per_rank, trial.interconnect) for trial in block]
+        orders.append([kind for kind, _ in itertools.groupby(kinds)])
+    assert [len(order) for order in orders] == [4, 4, 4]
+    assert len([cpus for cpus, _ in itertools.groupby(cpus for cpus, _ in orders[0])]) == 2
+    assert orders[1] == orders[0][::-1]
+    assert orders[2] == orders[0]
+
+
+def test_groups_that_differ_only_in_variables_share_a_launch() -> None:
+    trials = [
+        Trial(device="cuda", interconnect=interconnect, cpus_per_rank=cpus, repeat=repeat)
+        for repeat, cpus, interconnect in [(0, 1, "auto"), (0, 1, "socket"), (0, 2, "auto"), (1, 2, "auto")]
+    ]
+    own = [own_launch for _, own_launch in opening_groups(trials)]
+    assert own == [True, False, True, False]
+    live = (ProcessKind.of(trials[1]), 0)
+    assert [own_launch for _, own_launch in opening_groups(trials[1:], live)] == [True, False]
 
 
 def test_no_trials_give_no_blocks() -> None:
