@@ -33,9 +33,7 @@ class Region:
 
 
 WORDS: Mapping[str, Region] = {
-    "host": Region(
-        "the host", "the device waiting for the host to issue work", "a larger batch, compilation or CUDA graphs"
-    ),
+    "host": Region("the host", "waiting for the host to issue work", "a larger batch, compilation or CUDA graphs"),
     "load": Region(
         "loading", "waiting for a batch", "more loader workers, or a format that is read and decoded faster"
     ),
@@ -203,7 +201,7 @@ def gain_rows(
             continue
         words = WORDS[name]
         how = fewer_launches(configurations.loc[[headline]].iloc[0]) if name == "host" else words.change
-        bounds.append((gain, f"no {words.takes.removeprefix('the device ')}", how))
+        bounds.append((gain, f"no {words.takes}", how))
     for gain, change, how in sorted(bounds, key=lambda bound: -bound[0]):
         known = gain if math.isfinite(gain) else None
         rows.append({"change": change, "how": how, "gain": known, "is_measured": False, "configuration": headline})
