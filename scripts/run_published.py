@@ -3,8 +3,8 @@
     python -m scripts.run_published DIR --photos PHOTOS --fashion-mnist FASHION --minutes 25
 
 Each study runs on GPUs of its own, and on their share of the host's cores; what they share is memory and disks. Studies
-start in the order of `STUDIES`, each as soon as enough GPUs are free. When the time is over, the running ones are ended
-and keep the trials that they have. Results are in DIR/NAME, output is in DIR/NAME.log.
+start in the order of `STUDIES`, or of `--only`, each as soon as enough GPUs are free. When the time is over, the
+running ones are ended and keep the trials that they have. Results are in DIR/NAME, output is in DIR/NAME.log.
 
 PHOTOS: photographs by class, with the converted sets in its folders lmdb, arrow_jpeg and arrow_raw (docs/storage.md).
 FASHION: all of Fashion-MNIST. Studies that need a folder that is not given are left out.
@@ -38,43 +38,51 @@ class Published:
 
 
 _LIMIT = "--set window_limit_s=5"
+_FORUM_PHOTOS = (
+    "forum-phases --data-dir {photos} --set dataset=image_folder --model resnet18 --batch-per-gpu 64 --precision bf16"
+)
+_VGG = "vgg-case-study --precision bf16 --case"
 STUDIES = (
-    Published("storage-order", ("storage-order --data-dir {photos} --batch-per-gpu 64",), gpus=1),
     Published(
         "forum-phases",
         (
-            "forum-phases --data-dir {photos} --set dataset=image_folder --model resnet18 --batch-per-gpu 64 "
-            "--precision bf16",
-            "forum-phases --case 'pinned, non-blocking' --batch-per-gpu 256 --precision bf16",
+            f"{_FORUM_PHOTOS} --set parallel=dp",
+            f"{_FORUM_PHOTOS} --set parallel=ddp --case 'pinned, non-blocking'",
+            "forum-phases --case 'pinned, non-blocking' --model resnet50 --batch-per-gpu 128,256 --precision bf16",
         ),
     ),
     Published(
         "vgg-case-study",
         (
-            "vgg-case-study --case timed --batch-per-gpu 12,32,64,100 --precision bf16",
-            "vgg-case-study --case timed --batch-per-gpu 512,2048 --set parallel=dp --precision bf16",
-            "vgg-case-study --case trained --batch-per-gpu 64 --precision bf16",
+            f"{_VGG} timed --set parallel=ddp --batch-per-gpu 12,32,64,100",
+            f"{_VGG} timed --set parallel=dp --batch-per-gpu 512,2048",
+            f"{_VGG} trained --batch-per-gpu 64,256",
         ),
     ),
     Published("mlstm-scaling", ("mlstm-scaling --interconnect auto,socket --case '16-bit all-reduce'",)),
     Published(
         "hpml-lab4",
         (
-            "hpml-lab4 --data-dir {fashion} --set dataset=fashion_mnist --set parallel=ddp "
-            f"--batch-per-gpu 32,128,256,512,2048,8192,32768 {_LIMIT}",
+            "hpml-lab4 --data-dir {fashion} --set dataset=fashion_mnist --set parallel=ddp --precision tf32 "
+            f"--batch-per-gpu 32,64,128,512,2048,8192,32768 {_LIMIT}",
         ),
     ),
     Published(
         "acceleration-ladder",
         (
-            f"acceleration-ladder --data-dir {{photos}} --set warmup_steps=5 --set steps=50 {_LIMIT}",
-            "acceleration-ladder --data-dir {photos} --case 'DDP, mixed precision' --set profile_ranks=0 "
-            f"--set warmup_steps=5 --set steps=50 {_LIMIT}",
+            "acceleration-ladder --data-dir {photos} --set profile_ranks=0 --set warmup_steps=5 --set steps=50 "
+            f"{_LIMIT}",
         ),
     ),
+    Published("inception", (f"{_VGG} timed --model inception_v3 --set parallel=ddp --batch-per-gpu 64",)),
     Published("averaging", ("averaging",)),
+    Published("storage-order", ("storage-order --data-dir {photos} --batch-per-gpu 64",), gpus=1),
     Published("number-formats", ("number-formats",), gpus=1),
-    Published("loader-grid", ("loader-grid --data-dir {photos} --batch-per-gpu 64",), gpus=1),
+    Published(
+        "loader-grid",
+        ("loader-grid --data-dir {photos} --batch-per-gpu 64 --set cpus_per_rank=1,4,16 --loader-workers 0,2,8,16,32",),
+        gpus=1,
+    ),
 )
 """Studies with settings that take minutes on two H100, those that answer the most questions per minute first."""
 
@@ -190,7 +198,8 @@ if __name__ == "__main__":
     if (found := count_gpus()) < options.gpus_per_study:
         parser.error(f"--gpus-per-study {options.gpus_per_study}: this host has {found} GPUs")
     given = {"photos": options.photos, "fashion": options.fashion_mnist}
-    chosen_studies = [study for study in _possible(given) if study.name in options.only]
+    possible = {study.name: study for study in _possible(given)}
+    chosen_studies = [possible[name] for name in dict.fromkeys(options.only) if name in possible]
     done = run_all(
         chosen_studies, options.directory, gpus=found, usual_gpus=options.gpus_per_study,
         seconds=60 * options.minutes, folders={name: folder for name, folder in given.items() if folder},

@@ -21,10 +21,10 @@ from study.studies.questions import QUESTIONS
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 
 FOLDERS: Mapping[str, tuple[str, ...]] = {
-    "forum-phases": ("forum-phases",),
-    "hpml-lab4": ("hpml-lab4", "fifth-epoch"),
+    "forum-phases": ("forum-phases", "forum-phases-h200"),
+    "hpml-lab4": ("hpml-lab4", "hpml-lab4-h200", "fifth-epoch"),
     "acceleration-ladder": ("acceleration-ladder", "acceleration-ladder-1gpu"),
-    "vgg-case-study": ("vgg-case-study", "vgg-case-study-1gpu"),
+    "vgg-case-study": ("vgg-case-study", "vgg-case-study-h200"),
     "number-formats": ("number-formats",),
     "mlstm-scaling": ("mlstm-scaling",),
 }

@@ -6,7 +6,8 @@
 (`field=value|value;field=value`), the key of the question that it asks, and the command that measures it. Grades:
 
 works: trials on GPUs with these values are done, each configuration has at least `LEAST_REPEATS` repeats, and the
-question, if any, is answered from these folders. Rows without trials need only the answer.
+question, if any, is answered from these folders. Rows without trials need only the answer. After a trial that ran out
+of memory its later repeats are pruned; rows about the end of memory count them.
 partly: such trials are done, but with fewer repeats, or the question is not answered.
 no: no such trial is done. The column `reason` has the reason of each row that does not work.
 """

@@ -30,6 +30,9 @@ _PAGEABLE = {"pin_memory": False, "non_blocking": False}
 _UNPINNED_ASYNC = {"pin_memory": False, "non_blocking": True}
 _ON_GPUS = "CPU ranks copy no batch to a device"
 
+SMALL_GAIN = 1.05
+"""An interval of a gain that holds 1 and this is too wide to show that nothing is gained."""
+
 LEAST_FALL = 0.02
 """Relative fall of a processing time below which it counts as unchanged."""
 
@@ -116,8 +119,11 @@ def non_blocking(inputs: ReportInputs) -> Reply | Missing:
     rows = inputs.configurations
     row = found.assign(step=found["configuration"].map(rows["host_to_device_s"])).sort_values("step").iloc[-1]
     there, before = rows.loc[row["configuration"]], rows.loc[row["reference"]]
+    low, high = row["ratio_low"], row["ratio_high"]
+    is_open = pd.notna(low) and low <= 1 < SMALL_GAIN < high
+    verdict = "Training gains" if low > 1 else "No gain is resolved" if is_open else "Nothing is gained"
     return Reply(
-        f"Nothing is gained: with unpinned memory, non_blocking copies make training {span(found['ratio'], unit='x')} "
+        f"{verdict}: with unpinned memory, non_blocking copies make training {span(found['ratio'], unit='x')} "
         f"as fast as blocking ones, {measured(row, 'ratio', 2, unit='x')} at {_label(inputs, there)}. "
         f"The call keeps the host for {ms(there['host_transfer_s'])} in place of {ms(before['host_transfer_s'])}, "
         "because CUDA first copies pageable memory into a pinned buffer.",
@@ -223,11 +229,12 @@ def _why_longer(inputs: ReportInputs, pair: pd.Series) -> tuple[str, str]:
         f"{ms(pair['after'])}"
     )
     launch = float(large["step_launch_s"]) - float(small["step_launch_s"])
-    if large["host_bound"] is True and launch > 0.5 * (pair["after"] - pair["before"]):
+    if launch > 0.5 * (pair["after"] - pair["before"]):
         process = "one process launches the work of all GPUs" if large.get("parallel") == "dp" else "the host is slower"
+        waiting = ", and the GPUs wait for it" if large["host_bound"] is True else ""
         return (
             f"{start}, because {process}: launching a step takes {ms(large['step_launch_s'])} in place of "
-            f"{ms(small['step_launch_s'])}, and the GPUs wait for it.",
+            f"{ms(small['step_launch_s'])}{waiting}.",
             "host",
         )
     phases = [name for name in PHASES if name not in ("load_wait_s", "host_to_device_s")]

@@ -30,13 +30,29 @@ def linear(inputs: ReportInputs) -> Reply | Missing:
         return Missing("no model ran on one rank and on several", "--gpus 1,2")
     rows = rows[rows["order"] == rows["order"].min()]
     least = lowest(rows, "efficiency")
-    listed = [f"{row['model']} {measured(row, 'speed_up', 2, unit='x')}" for _, row in rows.iterrows()]
-    verdict = "Yes" if least["efficiency"] >= NEAR_LINEAR else "No"
+    verdicts = [_verdict(row) for _, row in rows.iterrows()]
+    listed = [
+        f"{verdict} for {row['model']}, {measured(row, 'speed_up', 2, unit='x')}"
+        for verdict, (_, row) in zip(verdicts, rows.iterrows(), strict=True)
+    ]
+    known = f"On {_size(inputs, least)}: {join(listed)}.{_lost(inputs, least)}"
+    if set(verdicts) == {_OPEN}:
+        return Missing("the intervals are too wide", "--repeats 5", known)
     return Reply(
-        f"{verdict}, if near-linear is {points(NEAR_LINEAR)} or more: on {_size(inputs, least)} {join(listed)}, an "
-        f"efficiency of at least {points(least['efficiency'])}.{_lost(inputs, least)}",
+        f"Near-linear means an efficiency of {points(NEAR_LINEAR)} or more. {known}",
         {"efficiency": float(least["efficiency"])},
     )
+
+
+_OPEN = "not resolved"
+
+
+def _verdict(row: pd.Series) -> str:
+    """Return whether an efficiency is near-linear: by its interval, or by its value if it has none."""
+    low, high = (row[f"efficiency_{end}"] for end in ("low", "high"))
+    if pd.notna(low) and low < NEAR_LINEAR <= high:
+        return _OPEN
+    return "yes" if row["efficiency"] >= NEAR_LINEAR else "no"
 
 
 def interconnects(inputs: ReportInputs) -> Reply | Missing:
@@ -146,12 +162,14 @@ def _lost(inputs: ReportInputs, row: pd.Series) -> str:
         return ""
     cause = causes.iloc[0]
     parts = cause[list(SLOWDOWN_LABELS)].astype(float)
+    parts["transfer_s"] += parts.pop("queueing_s")  # a bucket queues for the transfer of earlier ones
     name = str(parts.idxmax())
     if parts[name] <= 0:
         return ""
+    most = "most of it" if name == "remainder_s" else "most by"
     return (
         f" The step of {row['model']} over {field_value('interconnect', row['interconnect'])} grows by "
-        f"{number(MS * float(cause['growth_s']), 1)} ms, most by {SLOWDOWN_LABELS[name]} "
+        f"{number(MS * float(cause['growth_s']), 1)} ms, {most} {SLOWDOWN_LABELS[name]} "
         f"({number(MS * parts[name], 1)} ms)."
     )
 

@@ -142,12 +142,12 @@ GIB = 2**30
 
 def _peak_gib(parallel: str) -> Value:
     """Return the peak memory of the lab at batch 8192 on two GPUs."""
-    trial = one(frames("hpml-lab4").trials, parallel=parallel, batch_per_gpu=8192, world_size=2)
+    trial = one(frames("hpml-lab4-h200").trials, parallel=parallel, batch_per_gpu=8192, world_size=2)
     return number(trial["peak_memory_bytes"] / GIB)
 
 
 CORRECTED = one(
-    frames("forum-phases").trials,
+    frames("forum-phases-h200").trials,
     model="resnet50",
     parallel="dp",
     precision="bf16",

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from analysis.answers import formats
+from analysis.answers import vgg as vgg_answers
 from analysis.answers.lab_tables import document, tables
 from analysis.answers.registry import ANSWERS, Answer, answers
 from analysis.answers.reply import Reply
@@ -267,3 +268,25 @@ def test_the_lab_gets_its_document_with_three_tables(tmp_path: Path) -> None:
     )
     assert third["2 GPUs"]["Bandwidth Utilization (GB/s) 32"].startswith("20.0")
     assert all(question in files["lab4.md"] for question in QUESTIONS["hpml-lab4"].values())
+
+
+@pytest.mark.parametrize(
+    ("spread", "gap", "is_answered", "reason"),
+    [(0.001, 0.0, True, "same gradient"), (0.001, 0.05, True, ""), (0.05, 0.0, False, ""), (0.05, 0.05, False, "")],
+)
+def test_equal_accuracy_on_more_ranks_is_stated_only_if_seeds_resolve_it(
+    tmp_path: Path, spread: float, gap: float, is_answered: bool, reason: str
+) -> None:
+    """Two ranks with half the batch each train on the same global batch."""
+    write_study(tmp_path)
+    for world_size in (1, 2):
+        for seed, shift in enumerate((-spread, 0.0, spread)):
+            shape = {"world_size": world_size, "batch_per_gpu": 128 // world_size, "parallel": "ddp"}
+            fields = TRAINING | shape | {"seed": seed, "repeat": seed}
+            write_training(tmp_path, fields, epochs(fields, 0.85 + shift - gap * (world_size - 1), 0.02))
+    found = vgg_answers.accuracy(report_inputs(load_reduced(tmp_path))[0])
+    assert isinstance(found, Reply) == is_answered
+    if isinstance(found, Reply):
+        assert found.numbers["difference"] == pytest.approx(-gap, abs=1e-6)
+        assert found.reason == reason
+        assert found.text.startswith("Yes" if gap else "No")

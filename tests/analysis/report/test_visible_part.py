@@ -139,7 +139,7 @@ def test_the_figures_are_about_the_configuration_of_the_card(default: Path) -> N
     [
         ("large-batch", "Which accuracy does it reach?"),
         ("acceleration-ladder", "Which step gains most?"),
-        ("forum-phases", "How long does each part of a step take?"),
+        ("forum-phases-h200", "How long does each part of a step take?"),
         ("doors/study", "What ran, and how fast?"),
     ],
 )
@@ -189,7 +189,7 @@ def test_options_and_percentages_stay_on_one_line() -> None:
 
 def test_figures_of_a_study_with_many_configurations_show_a_part(tmp_path: Path) -> None:
     """48 configurations in 8 panels make 48 bars and 24 lines; the complete figures are among everything else."""
-    inputs = committed_inputs("forum-phases")[0]
+    inputs = committed_inputs("forum-phases-h200")[0]
     shown: set[str] = set()
     words = 0
     for question in questions(inputs):
@@ -248,7 +248,7 @@ def test_actions_ask_for_what_the_study_lacks(tmp_path: Path) -> None:
         lambda t: {"step_s": 0.1}, spread=0.002,
     )  # fmt: skip
     assert actions(analyse(load(quiet))) == []
-    for name in ("default-4gpu", "communication", "hpml-lab4"):
+    for name in ("default-4gpu", "communication", "hpml-lab4-h200"):
         found = actions(committed_inputs(name)[0])
         assert 0 < len(found) <= MOST_ACTIONS + 1
         assert all(len(line.split()) < 40 for line in found)

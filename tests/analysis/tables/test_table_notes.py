@@ -16,7 +16,7 @@ from analysis.text import as_prose
 from tests.support.frames import RECORDED, grid, write_results, write_study
 
 RESULTS = Path(__file__).parent.parent.parent.parent / "benchmarks" / "results"
-STUDIES = ("communication", "hpml-lab4", "large-batch", "acceleration-ladder-1gpu", "everything-1gpu")
+STUDIES = ("communication", "hpml-lab4-h200", "large-batch", "acceleration-ladder-1gpu", "everything-1gpu")
 
 
 @cache
@@ -60,7 +60,7 @@ def test_columns_with_the_same_meaning_share_a_definition() -> None:
 
 def test_shares_of_phases_refer_to_the_step_of_their_row() -> None:
     """Medians of parts add up to less than the step if steps vary: here to 9.2 ms of 10.6 ms."""
-    analysis = committed("hpml-lab4")
+    analysis = committed("hpml-lab4-h200")
     phases = TABLES["phases"](analysis)
     [row] = phases.frame.query("parallel == 'ddp' and batch_per_gpu == 128 and world_size == 2").to_dict("records")
     parts = [column for column in phases.columns if column.share and row[column.name] == row[column.name]]
