@@ -37,9 +37,12 @@ class Published:
     gpus: int | None = None
 
 
-_LIMIT = "--set window_limit_s=5"
 _FORUM_PHOTOS = (
     "forum-phases --data-dir {photos} --set dataset=image_folder --model resnet18 --batch-per-gpu 64 --precision bf16"
+)
+_LAB = (
+    "hpml-lab4 --data-dir {fashion} --set dataset=fashion_mnist --set parallel=ddp --precision tf32 "
+    "--set window_limit_s=5"
 )
 _VGG = "vgg-case-study --precision bf16 --case"
 STUDIES = (
@@ -62,16 +65,13 @@ STUDIES = (
     Published("mlstm-scaling", ("mlstm-scaling --interconnect auto,socket --case '16-bit all-reduce'",)),
     Published(
         "hpml-lab4",
-        (
-            "hpml-lab4 --data-dir {fashion} --set dataset=fashion_mnist --set parallel=ddp --precision tf32 "
-            f"--batch-per-gpu 32,64,128,512,2048,8192,32768 {_LIMIT}",
-        ),
+        (f"{_LAB} --batch-per-gpu 32,64,128,512,2048,8192,32768",),
     ),
     Published(
         "acceleration-ladder",
         (
             "acceleration-ladder --data-dir {photos} --set profile_ranks=0 --set warmup_steps=5 --set steps=50 "
-            f"{_LIMIT}",
+            "--set window_limit_s=5",
         ),
     ),
     Published("inception", (f"{_VGG} timed --model inception_v3 --set parallel=ddp --batch-per-gpu 64",)),
@@ -83,6 +83,10 @@ STUDIES = (
         ("loader-grid --data-dir {photos} --batch-per-gpu 64 --set cpus_per_rank=1,4,16 --loader-workers 0,2,8,16,32",),
         gpus=1,
     ),
+    Published("default-4gpu", ("default",), gpus=4),
+    Published("averaging-4gpu", ("averaging --case DataParallel",), gpus=4),
+    Published("vgg-case-study-4gpu", (f"{_VGG} timed --set parallel=ddp --batch-per-gpu 12,64 --gpus 1,2,4",), gpus=4),
+    Published("hpml-lab4-4gpu", (f"{_LAB} --case timed --batch-per-gpu 512,8192",), gpus=4),
 )
 """Studies with settings that take minutes on two H100, those that answer the most questions per minute first."""
 
