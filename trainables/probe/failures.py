@@ -17,6 +17,15 @@ MOST_QUOTED = 160
 ARGUMENT_EXIT_CODE = 2
 """argparse, click and most other parsers exit with this code"""
 
+_WITHOUT_GPU = (
+    "Found no NVIDIA driver",
+    "No CUDA GPUs are available",
+    "Torch not compiled with CUDA enabled",
+    "ProcessGroupNCCL is only supported with GPUs",
+    "device_ids and output_device arguments only work with",
+)
+"""starts or parts of torch's messages for code that was written for GPUs and runs on a CPU"""
+
 _ERROR_LINE = re.compile(r"^(?:\S+: )?error: .*|^[\w.]*(?:Error|Exception)\b: .*|^Usage: .*", re.IGNORECASE)
 
 
@@ -37,7 +46,9 @@ def exception(error: Mapping[str, Any]) -> tuple[FailureKind, str]:
         return "read_only", f"cannot write{at}: {text}; pass the script another output folder"
     if error["type"] == "SystemExit":
         return "exit", f"the script exited: {text}"
-    return "error", f"{error['type']}: {text}{at}"
+    needs_gpu = any(part in text for part in _WITHOUT_GPU)
+    hint = "; the script requires GPUs: run it on a host with GPUs, or pass its option for CPUs" if needs_gpu else ""
+    return "error", f"{error['type']}: {text}{at}{hint}"
 
 
 def _import_hint(package: str, installed: bool, is_here: bool) -> str:

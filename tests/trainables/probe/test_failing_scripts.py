@@ -22,6 +22,8 @@ KINDS = {
     "old import": ("import", 1, "the script requires another version of torch"),
     "import with a hint": ("import", 1, "rouge needs a package: pip install absl-py (broken.py:"),
     "assertion": ("error", 1, 'AssertionError: assert torch.__version__ == "0.3.2" (broken.py:'),
+    "GPU": ("error", 1, "; the script requires GPUs: "),
+    "GPU of DDP": ("error", 1, "; the script requires GPUs: "),
     "silent print": ("error", 1, "ValueError: not printed"),
     "read-only": ("read_only", 1, "/sys/checkpoints"),
     "memory": ("out_of_memory", 1, "2.00 GiB"),

@@ -2,6 +2,7 @@
 
 import atexit
 import builtins
+import os
 import sys
 import time
 from pathlib import Path
@@ -35,6 +36,12 @@ elif kind == "import with a hint":
     raise ImportError("rouge needs a package: pip install absl-py")
 elif kind == "import of a neighbour":
     import scripts.own_modules  # type: ignore[import-not-found] # noqa: F401
+elif kind == "GPU":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    torch.zeros(1, device="cuda")
+elif kind == "GPU of DDP":
+    torch.distributed.init_process_group("gloo")
+    nn.parallel.DistributedDataParallel(nn.Linear(1, 1), device_ids=[torch.device("cpu")])
 elif kind == "silent print":
     builtins.print = lambda *_, **__: None
     raise ValueError("not printed")
