@@ -13,6 +13,9 @@ SLOWDOWN_PARTS = (*CAUSES, "remainder_s")
 LEAST_LOST = 0.005
 """Ranks lost below which there is nothing to explain."""
 
+LOAD_SHARE = 0.1
+"""Share of a step that ranks wait for a batch, above which bursts of the loaders disturb short windows."""
+
 _COMMUNICATION = ["transfer_s", "queueing_s", "wait_s"]
 _PAIR = ["configuration", "reference", "world_size", "reference_world_size"]
 _COLUMNS = [*_PAIR, "growth_s", *SLOWDOWN_PARTS, "kernels_s", "issue_s", "host_bound"]
@@ -33,7 +36,7 @@ def slowdown(
     applied to the plain step, since a slow network differs from window to window.
     transfer_s, queueing_s: exposed time of the rank that arrives last, in the last bucket and before it.
     wait_s: lateness of that rank.
-    load_s: wait for a batch, and its copy to the device.
+    load_s: longest wait of a rank for its batch, for which the others wait, and the batch's copy to the device.
     slower_compute_s: all else in a step with communication: kernels that share cores, memory or clocks with other
     ranks, and compute that all-reduces slow down. From the interleaved window; of scripts, which have none, from the
     phases window; of strategies without either from the plain window, so that they have no remainder (see
@@ -41,6 +44,9 @@ def slowdown(
     host_s: waiting of the device for the host; null if host and device are the same (CPU), 0 unless host_bound.
     remainder_s: not explained. It is the part without communication of the difference between the plain and the other
     window, such as noise.
+
+    If waiting for batches takes more than `LOAD_SHARE` of a step, the other windows say little about it, since loaders
+    deliver in bursts: work then comes from the phases window, and shares apply to the step without that wait.
 
     host_bound: the step is host-bound (`measures.summarise`) on N ranks or in the reference. All that the device waits
     for is then the host's, except what a cause adds to a step without it: communication counts only as far as
@@ -59,7 +65,9 @@ def slowdown(
     of_pair = pd.concat([pairs[name].map(votes) for name in ("configuration", "reference")], axis=1)
     by_host = of_pair.max(axis=1) > 0
     buckets = exposed.reindex(pairs["configuration"]).set_axis(pairs.index)
-    by_phases = buckets["synchronised_step_s"].isna() & (buckets["traced"].astype(float) != 1)
+    waits = configurations["longest_load_wait_s"].astype(float) / configurations["phases_step_s"].astype(float)
+    by_load = (pd.concat([pairs[name].map(waits) for name in _PAIR[:2]], axis=1) > LOAD_SHARE).any(axis=1)
+    by_phases = by_load | (buckets["synchronised_step_s"].isna() & (buckets["traced"].astype(float) != 1))
     several, reference = (_step_parts(exposed, configurations, pairs[name], by_host, by_phases) for name in _PAIR[:2])
     growth = several - ideal_share * reference
     result = pairs[_PAIR].copy()
@@ -144,11 +152,19 @@ def _step_parts(
     for name in _COMMUNICATION:
         shares[name] = shares[name].clip(upper=limit)
         limit = limit - shares[name].fillna(0.0)
-    parts = shares.mul(step_s, axis=0)
+    waits = rows["longest_load_wait_s"].astype(float).fillna(0.0)
+    share_of_step = waits / rows["phases_step_s"].astype(float)
+
+    def scale_s(step_s: pd.Series) -> pd.Series:
+        """Return the seconds that shares of a step apply to."""
+        unloaded = (step_s - waits).clip(lower=buckets["communication_step_s"].astype(float))
+        return step_s.where(~(share_of_step > LOAD_SHARE), step_s.clip(upper=unloaded))
+
+    parts = shares.mul(scale_s(step_s), axis=0)
     parts["step_s"] = step_s
-    parts["load_s"] = rows[["load_wait_s", "host_to_device_s"]].astype(float).sum(axis=1)
+    parts["load_s"] = rows[["longest_load_wait_s", "host_to_device_s"]].astype(float).sum(axis=1)
     with_communication = synchronised.mask(alone, step_s).mask(by_phases, rows["phases_step_s"].astype(float))
-    parts["work_s"] = with_communication * (1 - shares.sum(axis=1))
+    parts["work_s"] = with_communication - shares.sum(axis=1) * scale_s(with_communication)
     parts["no_sync_step_s"] = buckets["no_sync_step_s"].astype(float).mask(alone, step_s)
     parts["kernel_s"] = buckets["kernel_s"].astype(float).mask(alone, rows["busy_s"].astype(float))
     parts["issue_s"] = rows["step_launch_s"].astype(float)

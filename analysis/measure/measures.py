@@ -16,14 +16,15 @@ from analysis.read.schema import PHASES
 BUSY = tuple(f"{name.removesuffix('_s')}_busy_s" for name in LAUNCHED)
 
 SYNCED = (
-    "synced_host_transfer_s", "synced_host_to_device_s", "synced_forward_s", "synced_load_wait_s", "synced_step_s",
+    "synced_host_transfer_s", "synced_host_to_device_s", "synced_forward_s", "synced_longest_load_wait_s",
+    "synced_step_s",
 )  # fmt: skip
 
 MEASURES = (
-    "throughput_samples_per_s", "step_s", "slowest_rank", "fastest_rank", "rank_window_ratio", *PHASES, "phases_step_s",
-    "host_to_device_bytes", "host_to_device_bytes_per_s", "host_transfer_s", *SYNCED, "instruments_ratio",
-    "communication_ratio", *LAUNCHES, "step_launch_s", "issue_step_s", *BUSY, "busy_s", "busy_fraction",
-    "previous_step_done_share", "host_bound", "peak_memory_bytes", "peak_reserved_bytes",
+    "throughput_samples_per_s", "step_s", "slowest_rank", "fastest_rank", "rank_window_ratio", *PHASES,
+    "longest_load_wait_s", "phases_step_s", "host_to_device_bytes", "host_to_device_bytes_per_s", "host_transfer_s",
+    *SYNCED, "instruments_ratio", "communication_ratio", *LAUNCHES, "step_launch_s", "issue_step_s", *BUSY, "busy_s",
+    "busy_fraction", "previous_step_done_share", "host_bound", "peak_memory_bytes", "peak_reserved_bytes",
 )  # fmt: skip
 
 HOST_BOUND_STEP_SHARE = 0.75
@@ -45,7 +46,8 @@ def summarise(steps: pd.DataFrame) -> dict[str, float | int | bool | None]:
     see `reduce.windows`), then the mean over ranks. The parts add up to the step as closely as medians do.
     host_to_device_bytes, host_to_device_bytes_per_s: per step; the latter is bytes / seconds. Aggregated like phases.
     host_transfer_s: how long the call that copies the batch blocks the host. Aggregated like phases.
-    synced_*: the same, host to device, forward, load wait and step, with a host that waits for every copy.
+    longest_load_wait_s: mean wait for a batch of the rank that waits longest in a step, which may be another in each.
+    synced_*: host to device, forward, longest wait and step, with a host that waits for every copy.
     instruments_ratio: wall time per step with / without instruments (slowest rank each); 1.01 is an overhead of 1 %.
     communication_ratio: the same for the window with DDP's communication hook; None without that window.
     *_launch_s, issue_step_s: on an idle device, host time to issue a phase or the step, and the step's span between
@@ -88,8 +90,8 @@ def cost_of_waiting_s(rows: pd.DataFrame) -> pd.Series:
     Those differ between the two windows, because loaders deliver in bursts. rows: with `MEASURES`.
     """
     longer_s = rows["synced_step_s"].astype(float) - rows["phases_step_s"].astype(float)
-    load_s = rows[["synced_load_wait_s", "load_wait_s"]].astype(float).fillna(0.0)
-    return longer_s - load_s["synced_load_wait_s"] + load_s["load_wait_s"]
+    load_s = rows[["synced_longest_load_wait_s", "longest_load_wait_s"]].astype(float).fillna(0.0)
+    return longer_s - load_s["synced_longest_load_wait_s"] + load_s["longest_load_wait_s"]
 
 
 def configuration_of(configurations: pd.DataFrame) -> pd.Series:
@@ -130,7 +132,7 @@ def _measure(window_rows: pd.DataFrame) -> pd.DataFrame:
         """Return the mean over ranks, indexed by trial_id."""
         return by_window.get(window, empty)[list(columns)].astype(float).groupby(level="trial_id").mean()
 
-    columns = [*PHASES, "host_transfer_s", "host_to_device_bytes", "host_to_device_bytes_per_s"]
+    columns = [*PHASES, "longest_load_wait_s", "host_transfer_s", "host_to_device_bytes", "host_to_device_bytes_per_s"]
     result[columns] = over_ranks("phases", columns)
     result["phases_step_s"] = over_ranks("phases", ["step_s"])["step_s"]
     synced = [name.removeprefix("synced_") for name in SYNCED]

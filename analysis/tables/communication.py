@@ -224,7 +224,7 @@ _SLOWDOWN_MEANINGS = {
     "wait_s": "how much later the last rank has its last gradient than the others, or starts its collectives.",
     "host_s": "if the step is host-bound on either size: growth of the time in which the device waits for the host. "
     "Not separable from compute on CPU ranks.",
-    "load_s": "growth of the wait for a batch and of its copy to the device.",
+    "load_s": "growth of the longest wait of a rank for its batch, and of the copy to the device.",
     "slower_compute_s": "growth of all else in a step with communication: kernels that share cores, memory or clocks "
     "with other ranks, or multiprocessors and memory with an all-reduce.",
     "remainder_s": "what no cause explains, such as noise between windows. Above 10 % of the growth, look into it.",

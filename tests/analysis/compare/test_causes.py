@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from analysis.compare.causes import CAUSES, SLOWDOWN_PARTS
+from analysis.compare.causes import slowdown as causes_of
 from analysis.read.results import load
 from analysis.study import analyse
 from benchmarks.harness.known_law import KnownLaw, write_known_law
@@ -150,3 +151,32 @@ def test_committed_series_that_are_not_host_bound_have_small_remainders() -> Non
     assert np.median(shares) < 0.05
     assert max(shares) < 0.12
     assert all(set(row["causes"]) == set(CAUSES) for row in rows)
+
+
+def test_bursts_of_loaders_are_load_although_the_other_windows_miss_them() -> None:
+    """Two ranks of 20 ms wait in turn: 10 ms of a step for batches, and 4 ms for a late rank. One rank waits for 2 ms.
+
+    The communication and interleaved windows are short and see no burst.
+    """
+    measured = {"host_to_device_s": 0.0, "host_bound": None, "busy_s": np.nan, "step_launch_s": np.nan}
+    configurations = pd.DataFrame(
+        [
+            measured | {"step_s": 0.022, "phases_step_s": 0.022, "longest_load_wait_s": 0.002},
+            measured | {"step_s": 0.034, "phases_step_s": 0.034, "longest_load_wait_s": 0.010},
+        ]
+    )
+    exposed = pd.DataFrame(
+        {
+            "exposed_wire_s": [0.0], "exposed_queueing_s": [0.0], "exposed_wait_s": [0.004], "lateness_s": [0.004],
+            "communication_step_s": [0.024], "synchronised_step_s": [0.024], "no_sync_step_s": [0.020],
+            "kernel_s": [np.nan], "traced": [0],
+        },
+        index=[1],
+    )  # fmt: skip
+    pairs = pd.DataFrame({"configuration": [1], "reference": [0], "world_size": [2], "reference_world_size": [1]})
+    [(_, row)] = causes_of(exposed, configurations, pairs).iterrows()
+    assert row["growth_s"] == pytest.approx(0.012)
+    assert row["load_s"] == pytest.approx(0.008)
+    assert row["wait_s"] == pytest.approx(0.004)
+    assert row["slower_compute_s"] == pytest.approx(0.0, abs=1e-12)
+    assert row["remainder_s"] == pytest.approx(0.0, abs=1e-12)

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from analysis.measure.measures import MEASURES, cost_of_waiting_s, summaries, summarise
+from analysis.read.reduce import windows
 from analysis.read.results import load
 from analysis.read.schema import PHASES
 from tests.support.frames import FIELDS, gpu_study, steps
@@ -75,9 +76,41 @@ def test_bursts_of_slow_loaders_count_as_waiting_for_a_batch() -> None:
     assert measures["phases_step_s"] == pytest.approx(0.01 + 0.08 * late.mean())
 
 
+@pytest.mark.parametrize("waiting", ["backward_s", "forward_s"])
+def test_ranks_wait_for_bursts_of_the_loaders_of_others(waiting: str) -> None:
+    """Each rank waits for 80 ms in every eighth step, in turn, and the other one for it in a collective."""
+    phases = steps(CUDA, 0.01, instruments=1.0)[lambda frame: frame["window"] == "phases"]
+    frame = pd.concat([phases.assign(step=phases["step"] + 100 * number) for number in range(8)])
+    frame = frame.assign(load_wait_s=0.0, forward_s=0.003, backward_s=0.005, step_s=0.01).reset_index(drop=True)
+    order = frame["step"].rank(method="dense").astype(int) - 1
+    own = order % 8 == 4 * frame["rank"]
+    others = order % 8 == 4 * (1 - frame["rank"])
+    frame.loc[own, "load_wait_s"] = 0.08
+    frame.loc[others, waiting] += 0.08
+    frame.loc[own | others, "step_s"] += 0.08
+    measures = summarise(frame)
+    mean_s = 0.08 / 8
+    assert measures["load_wait_s"] == pytest.approx(mean_s)
+    assert measures["longest_load_wait_s"] == pytest.approx(2 * mean_s)
+    assert measures["phases_step_s"] == pytest.approx(0.01 + 2 * mean_s) == frame["step_s"].mean()
+    for name, without_s in {"forward_s": 0.003, "backward_s": 0.005}.items():
+        assert measures[name] == pytest.approx(without_s + (mean_s if name == waiting else 0.0))
+
+
+def test_steps_under_no_sync_wait_for_no_loaders_of_others() -> None:
+    frame = steps(CPU, 0.01)[lambda frame: frame["window"] == "phases"].assign(window="no_sync", step_s=0.01)
+    frame["load_wait_s"] = 0.005 * frame["rank"]
+    assert windows(frame.assign(trial_id="one"))["step_s"].tolist() == pytest.approx([0.01, 0.01])
+
+
 def test_the_cost_of_waiting_for_the_copy_excludes_waits_for_a_batch() -> None:
     rows = pd.DataFrame(
-        {"synced_step_s": [0.013], "synced_load_wait_s": [0.0], "phases_step_s": [0.032], "load_wait_s": [0.02]}
+        {
+            "synced_step_s": [0.013],
+            "phases_step_s": [0.032],
+            "synced_longest_load_wait_s": [0.0],
+            "longest_load_wait_s": [0.02],
+        }
     )
     assert cost_of_waiting_s(rows).tolist() == pytest.approx([0.001])
 
@@ -87,7 +120,8 @@ def test_unmeasured_values_are_none_not_zero() -> None:
     unknown = {name for name, value in measures.items() if value is None}
     assert unknown == {
         "host_to_device_s", "host_to_device_bytes", "host_to_device_bytes_per_s", "host_transfer_s",
-        "synced_host_transfer_s", "synced_host_to_device_s", "synced_forward_s", "synced_load_wait_s", "synced_step_s",
+        "synced_host_transfer_s", "synced_host_to_device_s", "synced_forward_s",
+        "synced_longest_load_wait_s", "synced_step_s",
         "forward_launch_s", "loss_launch_s", "backward_launch_s", "after_backward_launch_s", "optimizer_launch_s",
         "step_launch_s", "issue_step_s", "forward_busy_s", "loss_busy_s", "backward_busy_s", "after_backward_busy_s",
         "optimizer_busy_s", "busy_s", "busy_fraction", "after_backward_s", "other_s", "previous_step_done_share",
