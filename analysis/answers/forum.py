@@ -198,8 +198,11 @@ def _pinned(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _divided(row: pd.Series) -> tuple[float, float, float]:
-    """Return load wait, transfer and all the rest of a step, in seconds; transfer is 0 if there is none."""
-    load = float(row["load_wait_s"])
+    """Return load wait (of the rank that waits longest), transfer and all the rest of a step, in seconds.
+
+    transfer is 0 if there is none.
+    """
+    load = float(row["longest_load_wait_s"])
     copy = 0.0 if pd.isna(row["host_to_device_s"]) else float(row["host_to_device_s"])
     return load, copy, max(0.0, float(row["phases_step_s"]) - load - copy)
 

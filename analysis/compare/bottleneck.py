@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from analysis.compare.causes import unloaded_step_s
 from analysis.compare.communication import Communication
 from analysis.read.schema import PHASES
 from analysis.read.study_record import Improvement
@@ -67,8 +68,9 @@ def regions(configurations: pd.DataFrame, traffic: Communication) -> pd.DataFram
     configurations: see the function of that name. Shares add up to 1. If phases are unknown, they are NaN and bound is
     None.
 
-    load, transfer: phases of the step. wire, wait: exposed parts of the communication breakdown, as shares of a step in
-    its window; 0 on one rank. On several ranks without a breakdown they are NaN and included in compute. host: if the
+    load: the longest wait of a rank for its batch, for which the others wait. transfer: phase of the step. wire, wait:
+    exposed parts of the communication breakdown, as shares of a step in its window (see `unloaded_step_s`); 0 on one
+    rank. On several ranks without a breakdown they are NaN and included in compute. host: if the
     step is host-bound (`measures.summarise`), the device's idle time that no other region explains. NaN, and included
     in compute, if kernel time is unknown. compute: the rest, at most the kernel time if known. idle: the remainder.
 
@@ -81,12 +83,13 @@ def regions(configurations: pd.DataFrame, traffic: Communication) -> pd.DataFram
     exposed = traffic.exposed.reindex(configurations.index)
     step_s, alone = configurations["step_s"].astype(float), configurations["world_size"] == 1
     window_step_s = exposed["communication_step_s"].astype(float)
+    scale = unloaded_step_s(total, configurations, window_step_s) / total / window_step_s
     shares = pd.DataFrame(
         {
-            "load": parts["load_wait_s"].fillna(0.0) / total,
+            "load": configurations["longest_load_wait_s"].astype(float).fillna(0.0) / total,
             "transfer": parts["host_to_device_s"].fillna(0.0) / total,
-            "wire": (exposed["exposed_wire_s"].astype(float) / window_step_s).mask(alone, 0.0),
-            "wait": (exposed["exposed_wait_s"].astype(float) / window_step_s).mask(alone, 0.0),
+            "wire": (exposed["exposed_wire_s"].astype(float) * scale).mask(alone, 0.0),
+            "wait": (exposed["exposed_wait_s"].astype(float) * scale).mask(alone, 0.0),
         }
     )
     host_bound = pd.Series([value is True for value in configurations["host_bound"]], index=configurations.index)

@@ -87,6 +87,17 @@ def slowdown(
     return result[_COLUMNS]
 
 
+def unloaded_step_s(step_s: pd.Series, rows: pd.DataFrame, window_step_s: pd.Series) -> pd.Series:
+    """Return the seconds of a step to which shares of the step in the communication window apply.
+
+    All of it, unless ranks wait for batches for more than `LOAD_SHARE` of a step: then the step without these waits,
+    which the window may have missed, but at least the window's step. rows: configurations, with the index of `step_s`.
+    """
+    waits = rows["longest_load_wait_s"].astype(float).fillna(0.0)
+    is_loading = waits / rows["phases_step_s"].astype(float) > LOAD_SHARE
+    return step_s.where(~is_loading, step_s.clip(upper=(step_s - waits).clip(lower=window_step_s)))
+
+
 def lost_ranks(row: pd.Series | None, exposed: pd.DataFrame, configurations: pd.DataFrame) -> dict[str, float]:
     """Return how many ranks' work is lost, by cause; they add up to ranks * (1 - efficiency). Empty if unknown.
 
@@ -152,19 +163,13 @@ def _step_parts(
     for name in _COMMUNICATION:
         shares[name] = shares[name].clip(upper=limit)
         limit = limit - shares[name].fillna(0.0)
-    waits = rows["longest_load_wait_s"].astype(float).fillna(0.0)
-    share_of_step = waits / rows["phases_step_s"].astype(float)
-
-    def scale_s(step_s: pd.Series) -> pd.Series:
-        """Return the seconds that shares of a step apply to."""
-        unloaded = (step_s - waits).clip(lower=buckets["communication_step_s"].astype(float))
-        return step_s.where(~(share_of_step > LOAD_SHARE), step_s.clip(upper=unloaded))
-
-    parts = shares.mul(scale_s(step_s), axis=0)
+    window_step_s = buckets["communication_step_s"].astype(float)
+    parts = shares.mul(unloaded_step_s(step_s, rows, window_step_s), axis=0)
     parts["step_s"] = step_s
     parts["load_s"] = rows[["longest_load_wait_s", "host_to_device_s"]].astype(float).sum(axis=1)
     with_communication = synchronised.mask(alone, step_s).mask(by_phases, rows["phases_step_s"].astype(float))
-    parts["work_s"] = with_communication - shares.sum(axis=1) * scale_s(with_communication)
+    unloaded_s = unloaded_step_s(with_communication, rows, window_step_s)
+    parts["work_s"] = with_communication - shares.sum(axis=1) * unloaded_s
     parts["no_sync_step_s"] = buckets["no_sync_step_s"].astype(float).mask(alone, step_s)
     parts["kernel_s"] = buckets["kernel_s"].astype(float).mask(alone, rows["busy_s"].astype(float))
     parts["issue_s"] = rows["step_launch_s"].astype(float)

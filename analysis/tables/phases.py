@@ -19,16 +19,18 @@ def phases(analysis: Analysis) -> Table:
     breakdown = analysis.communication.exposed.reindex(configurations.index)
     frame = frame.assign(**{name: breakdown[name].astype(float) for name in ("hidden_s", "exposed_s", "wait_s")})
     frame["epoch_s"] = pd.Series(analysis.epoch_s, dtype=float)
-    frame["epoch_without_loading_s"] = frame["epoch_s"] * (1 - frame["load_wait_s_share"].fillna(0.0))
+    loading = (configurations["longest_load_wait_s"].astype(float) / step_s).fillna(0.0)
+    frame["epoch_without_loading_s"] = frame["epoch_s"] * (1 - loading)
+    of_loss = "" if configurations["loss_s"].notna().any() else " and loss"
     meanings = {
-        "load_wait_s": "wait for the next batch.",
+        "load_wait_s": "a rank's own wait for the next batch.",
         "host_to_device_s": "copy of the batch to the device.",
         "scatter_s": "distribution of the batch to the devices of one process.",
         "replicate_s": "copy of the model to each of these devices.",
         "gather_s": "collection of their outputs on the first device.",
         "reduce_s": "reduction of gradients, not overlapped.",
         "graph_s": "the complete step after the copy, replayed as one CUDA graph.",
-        "forward_s": "forward pass." if configurations["loss_s"].notna().any() else "forward pass and loss.",
+        "forward_s": f"forward pass{of_loss}, including the wait for slower ranks in its collectives.",
         "loss_s": "loss function.",
         "backward_s": "backward pass, including DDP's overlapped all-reduce and the wait for slower ranks.",
         "after_backward_s": "the workload's own function between backward pass and update, such as gradient clipping.",

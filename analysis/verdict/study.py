@@ -120,7 +120,7 @@ def step_parts(analysis: Analysis) -> str | None:
         return None
     shares = pd.DataFrame(
         {
-            "waiting for a batch": timed["load_wait_s"].fillna(0.0) / total_s,
+            "waiting for a batch": configurations["longest_load_wait_s"].astype(float).fillna(0.0) / total_s,
             "copying it to the device": timed["host_to_device_s"].fillna(0.0) / total_s,
         }
     ).dropna()

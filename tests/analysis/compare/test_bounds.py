@@ -32,6 +32,7 @@ def configuration(**changes: Any) -> tuple[pd.DataFrame, Communication]:
         "phases_step_s": 0.1, "step_s": 0.1, "busy_s": 0.087, "host_bound": False, "world_size": 2,
         "exposed_wire_s": 0.004, "exposed_wait_s": 0.002, "communication_step_s": 0.1,
     } | changes  # fmt: skip
+    row.setdefault("longest_load_wait_s", row["load_wait_s"])
     result = pd.DataFrame([row])
     exposed = result.reindex(columns=list(BREAKDOWN_COLUMNS))
     return result.drop(columns=["exposed_wire_s", "exposed_wait_s", "communication_step_s"]), Communication(

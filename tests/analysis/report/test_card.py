@@ -28,8 +28,9 @@ CAUSES = {
     "loading": "load", "slower compute": "slower_compute",
 }  # fmt: skip
 """Keys of the quantities by the words of the card."""
-MOST_TEXT_WORDS = 1_200
-"""Of the 1,500 words of the visible part; figures have the rest, see test_visible_part."""
+MOST_TEXT_WORDS, MOST_ANSWER_WORDS = 850, 700
+"""Words of the visible part without figures: what every report says, and answers to a study's own questions, which are
+up to nine."""
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -48,7 +49,9 @@ def test_card_of_a_committed_study_is_complete_in_every_form_and_adds_up(name: s
     card = card_of(analysis, others)
     assert_complete(card)
     assert_shown_parts_add_up(card)
-    assert visible_words(analysis, card) <= MOST_TEXT_WORDS
+    texts, answers = visible_words(analysis, card)
+    assert texts <= MOST_TEXT_WORDS
+    assert answers <= MOST_ANSWER_WORDS
     for subject in subjects(analysis):
         parts = lost_ranks(subject.scaling, analysis.communication.exposed, analysis.configurations)
         if subject.scaling is not None and parts:
@@ -56,17 +59,19 @@ def test_card_of_a_committed_study_is_complete_in_every_form_and_adds_up(name: s
             assert sum(parts.values()) == pytest.approx(total, abs=1e-9)
 
 
-def visible_words(inputs: ReportInputs, card: Card) -> int:
-    """Count the words that the page shows before anything is opened, without those of figures."""
+def visible_words(inputs: ReportInputs, card: Card) -> tuple[int, int]:
+    """Count the words that the page shows before anything is opened, without those of figures: texts and answers."""
     texts = [as_text(card), *actions(inputs)]
+    answers = list[str]()
     for question in questions(inputs):
         table = None if question.is_collapsed or question.table is None else question.table(inputs)
         texts += [question.title, *question.sentences(inputs), *(figure.caption for figure in question.figures[:1])]
-        texts += [part for reply in question.replies(inputs) for part in (reply.question, reply.text)]
+        answers += [part for reply in question.replies(inputs) for part in (reply.question, reply.text)]
         if table is not None and len(table.frame):
             cells = table.cells()
             texts += [table.title, table.note, *cells.columns, *(str(cell) for cell in cells.to_numpy().ravel())]
-    return sum(len(text.split()) for text in texts)
+    words, in_answers = (sum(len(text.split()) for text in part) for part in (texts, answers))
+    return words, in_answers
 
 
 def assert_complete(committed: Card) -> None:
@@ -76,7 +81,7 @@ def assert_complete(committed: Card) -> None:
     assert len(committed.lines) <= 6, "with title or trust at most seven lines"
     texts = [committed.heading, committed.trust.reason, *(line.text for line in committed.lines)]
     assert not [text for text in texts if not text.strip() or re.search(r"\b(nan|None|inf|unknown number)\b", text)]
-    assert not [line for line in lines if re.search(r"–(?!\d)|\(\)|: *$", line)], "dashes of missing values"
+    assert not [text for text in texts if re.search(r"–(?!\d)|\(\)|: *$", text)], "dashes of missing values"
     keys = [line.key for line in committed.lines]
     assert len(keys) == len(set(keys))
     loaded = json.loads(as_json_text(committed))
