@@ -132,7 +132,8 @@ def _bindings(bind: Sequence[str], varied: Mapping[str, Any]) -> str:
 def _without_repeats(options: Sequence[str], source: str) -> Sequence[str]:
     names = [text.partition("=")[0].strip() if not text.startswith("-") else _flag_of(text)[0] for text in options]
     if double := next((name for name in names if names.count(name) > 1), None):
-        raise ConfigurationError(f"{source}: {double} is given twice; give it once, with commas between its values")
+        name = " ".join(double.split())  # it may have any characters, but an error is one line
+        raise ConfigurationError(f"{source}: {name} is given twice; give it once, with commas between its values")
     return options
 
 

@@ -209,14 +209,17 @@ def supervised(command: Callable[[Sequence[str]], int], arguments: Sequence[str]
             stream.flush()
     receiving, sending = os.pipe()
     parent = os.getpid()
+    forwarded = (signal.SIGINT, *ENDING)
+    # a signal to both must not end this process before it forwards signals: its child would be killed
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)
     child = os.fork()
     if child == 0:
         os.close(receiving)
         _parent = sending
         _end_with(parent)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return _exit_code_of(command, arguments)
     os.close(sending)
-    forwarded = (signal.SIGINT, *ENDING)
 
     def forward(number: int, frame: Any) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -225,6 +228,7 @@ def supervised(command: Callable[[Sequence[str]], int], arguments: Sequence[str]
     for number in forwarded:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     _, status = os.waitpid(child, 0)
     os.set_blocking(receiving, False)
     with open(receiving, "rb") as file:

@@ -116,6 +116,7 @@ def test_the_printed_yaml_plans_the_same_trials(script: str, results_folder: str
         ({"script": "{script}", "global-batch": "64"}, "global_batch: a script does not read this field"),
         ({"script": "{script}", "epochs": "2"}, "epochs: a script does not read this field"),
         ({"script": "{script}", "vary": ["--a=1", "--a=2"]}, "--a is given twice"),
+        ({"script": "{script}", "vary": ["0\n0=1", "0\n0=2"]}, "0 0 is given twice"),
         ({"script": "{script}", "vary": ["--a=1,,2"]}, "--a has an empty value"),
         ({"script": "{script}", "vary": ["=1"]}, "expected a name"),
         ({"script": "{script}", "vary": ["--a=1"], "script-arguments": "--a=3"}, "--a is among the script's arguments"),

@@ -226,6 +226,12 @@ sys.modules["analysis.report.report"] = types.SimpleNamespace(write_report=write
 sys.modules["study.orchestrate.local_ray"] = types.SimpleNamespace(kill_local=lambda: None)
 def run(arguments):
     RUN
+def slow_fork(fork=os.fork):
+    child = fork()
+    time.sleep(1.0 if child else 0.0)
+    return child
+if len(sys.argv) > 1:
+    os.fork = slow_fork
 sys.exit(supervised(run, []))
 """
 """a command with a parent, whose report is one line"""
@@ -233,9 +239,9 @@ sys.exit(supervised(run, []))
 STARTED = "tell_parent(out='OUT', command='COMMAND', log='/nowhere'); "
 
 
-def supervised(run: str, **options: Any) -> "subprocess.Popen[str]":
+def supervised(run: str, *arguments: str, **options: Any) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-c", SUPERVISED.replace("RUN", run)],
+        [sys.executable, "-c", SUPERVISED.replace("RUN", run), *arguments],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
     )  # fmt: skip
 
@@ -314,6 +320,24 @@ def test_a_signal_interrupts_the_supervised_process_once(number: signal.Signals,
     assert process.stdout
     assert process.stdout.readline() == "ready\n"
     (os.killpg if to_group else os.kill)(process.pid, number)
+    assert process.communicate(timeout=60) == ("interrupted\n", "")
+    assert process.returncode == 130
+
+
+def test_a_signal_in_the_moment_of_the_fork_interrupts_the_supervised_process_too() -> None:
+    wait = "\n    ".join(
+        [
+            "from study.cli.process import interrupt, on_ending_signals",
+            "with on_ending_signals(interrupt):",
+            "    try: print('ready', flush=True); time.sleep(30)",
+            "    except KeyboardInterrupt: print('interrupted', flush=True)",
+            "return 130",
+        ]
+    )
+    process = supervised(wait, "slow fork", start_new_session=True)
+    assert process.stdout
+    assert process.stdout.readline() == "ready\n"
+    os.killpg(process.pid, signal.SIGQUIT)
     assert process.communicate(timeout=60) == ("interrupted\n", "")
     assert process.returncode == 130
 
