@@ -1,6 +1,6 @@
 """Answers of vgg-case-study: accuracy, the best batch, when one GPU is better, and why memory ends on one GPU first."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from typing import Any
 
 import pandas as pd
@@ -32,7 +32,7 @@ def accuracy(inputs: ReportInputs) -> Reply | Missing:
     ]
     fewest = value_label("world_size", int(cells["world_size"].min()), study_ranks(inputs))
     by_batch = f"Accuracy on {fewest}: {join(shown)}."
-    pair = next(_on_one_and_several(cells), None)
+    pair = _on_one_and_several(cells)
     if pair is None:
         return Missing("all trainings ran on the same number of ranks", EPOCHS_ON_TWO, by_batch)
     held, one, several = pair
@@ -55,13 +55,14 @@ def accuracy(inputs: ReportInputs) -> Reply | Missing:
     return Reply(f"{'No' if same else 'Yes'}. {text}{why}. {by_batch}", {"difference": value / 100}, reason)
 
 
-def _on_one_and_several(cells: pd.DataFrame) -> Iterator[tuple[str, pd.Series, pd.Series]]:
-    """Yield trainings on the fewest and on the most ranks with the same batch, and the name of that batch."""
+def _on_one_and_several(cells: pd.DataFrame) -> tuple[str, pd.Series, pd.Series] | None:
+    """Return the name of a batch, and trainings with it on the fewest and on the most ranks; None if there are none."""
     for held in ("global_batch", "batch_per_gpu"):
         for _, group in cells.groupby(held):
             if group["world_size"].nunique() > 1:
                 ordered = group.sort_values("world_size")
-                yield held, ordered.iloc[0], ordered.iloc[-1]
+                return held, ordered.iloc[0], ordered.iloc[-1]
+    return None
 
 
 def best_batch(inputs: ReportInputs) -> Reply | Missing:

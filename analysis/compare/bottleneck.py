@@ -70,9 +70,9 @@ def regions(configurations: pd.DataFrame, traffic: Communication) -> pd.DataFram
 
     load: the longest wait of a rank for its batch, for which the others wait. transfer: phase of the step. wire, wait:
     exposed parts of the communication breakdown, as shares of a step in its window (see `unloaded_step_s`); 0 on one
-    rank. On several ranks without a breakdown they are NaN and included in compute. host: if the
-    step is host-bound (`measures.summarise`), the device's idle time that no other region explains. NaN, and included
-    in compute, if kernel time is unknown. compute: the rest, at most the kernel time if known. idle: the remainder.
+    rank. On several ranks without a breakdown they are NaN and included in compute. host: if the step is host-bound
+    (`measures.summarise`), the device's idle time that no other region explains. NaN, and included in compute, if
+    kernel time is unknown. compute: the rest, at most the kernel time if known. idle: the remainder.
 
     bound: "host" if the step is host-bound. Otherwise the largest of load + transfer, wire + wait, and idle (of a pair,
     the larger part) if it takes at least `BOUND_SHARE`; else "compute".

@@ -65,8 +65,8 @@ def slowdown(
     of_pair = pd.concat([pairs[name].map(votes) for name in ("configuration", "reference")], axis=1)
     by_host = of_pair.max(axis=1) > 0
     buckets = exposed.reindex(pairs["configuration"]).set_axis(pairs.index)
-    waits = configurations["longest_load_wait_s"].astype(float) / configurations["phases_step_s"].astype(float)
-    by_load = (pd.concat([pairs[name].map(waits) for name in _PAIR[:2]], axis=1) > LOAD_SHARE).any(axis=1)
+    is_loading = _is_loading(configurations)
+    by_load = pairs["configuration"].map(is_loading) | pairs["reference"].map(is_loading)
     by_phases = by_load | (buckets["synchronised_step_s"].isna() & (buckets["traced"].astype(float) != 1))
     several, reference = (_step_parts(exposed, configurations, pairs[name], by_host, by_phases) for name in _PAIR[:2])
     growth = several - ideal_share * reference
@@ -93,9 +93,14 @@ def unloaded_step_s(step_s: pd.Series, rows: pd.DataFrame, window_step_s: pd.Ser
     All of it, unless ranks wait for batches for more than `LOAD_SHARE` of a step: then the step without these waits,
     which the window may have missed, but at least the window's step. rows: configurations, with the index of `step_s`.
     """
-    waits = rows["longest_load_wait_s"].astype(float).fillna(0.0)
-    is_loading = waits / rows["phases_step_s"].astype(float) > LOAD_SHARE
-    return step_s.where(~is_loading, step_s.clip(upper=(step_s - waits).clip(lower=window_step_s)))
+    unloaded = step_s - rows["longest_load_wait_s"].astype(float)
+    return step_s.where(~_is_loading(rows), step_s.clip(upper=unloaded.clip(lower=window_step_s)))
+
+
+def _is_loading(configurations: pd.DataFrame) -> pd.Series:
+    """Return True for steps with so long a wait for batches that it disturbs short windows; False if unknown."""
+    waits = configurations["longest_load_wait_s"].astype(float)
+    return waits / configurations["phases_step_s"].astype(float) > LOAD_SHARE
 
 
 def lost_ranks(row: pd.Series | None, exposed: pd.DataFrame, configurations: pd.DataFrame) -> dict[str, float]:

@@ -59,24 +59,24 @@ def windows(steps: pd.DataFrame) -> pd.DataFrame:
     previous_steps_done: those of them that report it had. The first step of a window does not count for either: the
     synchronisation that opens the window finishes the step before it.
     load_wait_s: mean over the steps, because loader processes deliver in bursts: with 8 of them that are too slow, most
-    steps do not wait, and every eighth waits for all. longest_load_wait_s: the
-    same of the rank that waits longest in a step, for which ranks that have their batch wait in a collective. step_s:
-    median of the steps without it, plus it. The phase in which they wait (`_waiting_phase`) also contains the mean of
-    that wait. All other columns are medians over the steps, including two ratios: host_to_device_bytes_per_s (bytes /
-    seconds of a copy) and launch_ratio (host time to issue a step / duration of the step).
+    steps do not wait, and every eighth waits for all. longest_load_wait_s: the same of the rank that waits longest in a
+    step, for which ranks that have their batch wait in a collective. step_s: median of the steps without it, plus it.
+    The phase in which they wait (`_waiting_phase`) also contains the mean of that wait. All other columns are medians
+    over the steps, including two ratios: host_to_device_bytes_per_s (bytes / seconds of a copy) and launch_ratio (host
+    time to issue a step / duration of the step).
     """
     require(steps, REQUIRED_COLUMNS, "the frame of steps")
     steps = steps.assign(**{name: np.nan for name in _OPTIONAL if name not in steps})
     copied_bytes = steps["host_to_device_bytes"].astype(float)
     copy_s, span_s = steps["host_to_device_s"], steps["step_s"]
     done = steps["previous_step_done"].astype(float)
-    others_s = _wait_for_loaders_of_others(steps)
+    load_s, longest_s = _load_waits_s(steps)
     frame = steps[[*KEYS, "step", "samples", "window_s", *_MEDIANS, *_PEAKS]].assign(
         host_to_device_bytes=copied_bytes,
         host_to_device_bytes_per_s=copied_bytes / copy_s.where((copy_s > 0) & (copied_bytes > 0)),
         launch_ratio=steps["step_launch_s"] / span_s.where(span_s > 0),
-        unloaded_step_s=span_s - steps["load_wait_s"].astype(float).fillna(0.0) - others_s,
-        others_s=others_s,
+        unloaded_step_s=span_s - longest_s,
+        others_s=longest_s - load_s,
     )
     grouped = frame.groupby(KEYS, sort=False, observed=True)
     later = done.where(frame["step"] > grouped["step"].transform("min"))
@@ -91,8 +91,7 @@ def windows(steps: pd.DataFrame) -> pd.DataFrame:
     others_mean_s = grouped["others_s"].mean()
     result["longest_load_wait_s"] = result["load_wait_s"] + others_mean_s
     result["step_s"] = result.pop("unloaded_step_s") + result["longest_load_wait_s"].fillna(0.0)
-    if (others_s > 0).any():
-        _include_waits(result, frame, others_mean_s)
+    _include_waits(result, frame[(others_mean_s > 0).reindex(pd.MultiIndex.from_frame(frame[KEYS])).to_numpy()])
     later_by_window = later.groupby([frame[name] for name in KEYS], sort=False, observed=True)
     result["previous_steps_seen"] = later_by_window.count()
     result["previous_steps_done"] = later_by_window.sum()
@@ -103,29 +102,33 @@ _WAITING = ("backward_s", "reduce_s", "after_backward_s", "forward_s", "graph_s"
 """Phases in which ranks may wait for one another, the usual one first."""
 
 
-def _wait_for_loaders_of_others(steps: pd.DataFrame) -> pd.Series:
-    """Return how much longer the rank with the longest wait for a batch waited in each step, in seconds.
+def _load_waits_s(steps: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """Return each step's wait for a batch, of its own rank and the longest of all ranks, in seconds.
 
-    0 in steps under no_sync, in which ranks do not wait for one another.
+    The longest is the rank's own in steps under no_sync, in which ranks do not wait for one another.
     """
     waits = steps["load_wait_s"].astype(float).fillna(0.0)
     of_step = [steps[name] for name in ("trial_id", "window", "step")]
     longest = waits.groupby(of_step, sort=False, observed=True).transform("max")
-    return (longest - waits).where(steps["window"].astype(str) != "no_sync", 0.0)
+    return waits, longest.where(steps["window"].astype(str) != "no_sync", waits)
+
+
+def _include_waits(result: pd.DataFrame, frame: pd.DataFrame) -> None:
+    """Replace medians of phases that contain waits for other ranks' loaders, which come in bursts as their own do.
+
+    frame: the steps of ranks that wait.
+    """
+    if frame.empty:
+        return
+    phases = _waiting_phase(frame)
+    for name in phases.dropna().unique():
+        of_phase = frame.assign(without_s=(frame[name].astype(float) - frame["others_s"]).clip(lower=0.0))
+        grouped = of_phase.groupby(KEYS, sort=False, observed=True)
+        with_waits = (grouped["without_s"].median() + grouped["others_s"].mean())[phases == name].dropna()
+        result.loc[with_waits.index, name] = with_waits
 
 
 def _waiting_phase(frame: pd.DataFrame) -> pd.Series:
     """Return, per trial, rank and window, the phase that has room for the waits for other ranks' loaders."""
     room = {name: np.minimum(frame[name].astype(float), frame["others_s"]) for name in _WAITING}
-    rooms = pd.DataFrame(room).groupby([frame[name] for name in KEYS], sort=False, observed=True).sum()
-    return rooms.idxmax(axis=1)
-
-
-def _include_waits(result: pd.DataFrame, frame: pd.DataFrame, others_mean_s: pd.Series) -> None:
-    """Replace medians of phases that contain waits for other ranks' loaders, which come in bursts as their own do."""
-    phases = _waiting_phase(frame)
-    for name in _WAITING:
-        without = (frame[name].astype(float) - frame["others_s"]).clip(lower=0.0)
-        middle = without.groupby([frame[key] for key in KEYS], sort=False, observed=True).median()
-        chosen = (phases == name) & (others_mean_s > 0) & middle.notna()
-        result.loc[chosen, name] = middle[chosen] + others_mean_s[chosen]
+    return frame[KEYS].assign(**room).groupby(KEYS, sort=False, observed=True).sum().idxmax(axis=1)

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from study.cli.inputs import script_or_module, workload_spec
-from study.errors import ConfigurationError, clipped, near, shown
+from study.errors import ConfigurationError, clipped, near, one_line, shown
 from study.studies.basic import STUDIES
 from study.studies.study import TYPE_OF_PLAN_FIELD
 from trainables.fields import FIELD_FACTS, TrialFields, explain
@@ -132,8 +132,9 @@ def _bindings(bind: Sequence[str], varied: Mapping[str, Any]) -> str:
 def _without_repeats(options: Sequence[str], source: str) -> Sequence[str]:
     names = [text.partition("=")[0].strip() if not text.startswith("-") else _flag_of(text)[0] for text in options]
     if double := next((name for name in names if names.count(name) > 1), None):
-        name = " ".join(double.split())  # it may have any characters, but an error is one line
-        raise ConfigurationError(f"{source}: {name} is given twice; give it once, with commas between its values")
+        raise ConfigurationError(
+            f"{source}: {one_line(double)} is given twice; give it once, with commas between its values"
+        )
     return options
 
 

@@ -69,17 +69,19 @@ Group = tuple[ProcessKind, int]
 """Process kind and repeat of the trials of a worker group."""
 
 
-def opening_groups(trials: Iterable[Trial], live: Group | None = None) -> list[tuple[ProcessKind, bool]]:
-    """Return the kind of each worker group that opens for trials in run order, and whether it needs its own launch.
+def group_of(trial: Trial) -> Group:
+    return ProcessKind.of(trial), trial.repeat
 
-    live: the group that is open before them.
+
+def opening_groups(groups: Iterable[Group], live: Group | None = None) -> list[tuple[ProcessKind, bool]]:
+    """Return the kind of each worker group that opens, and whether it needs its own launch.
+
+    groups: of trials in run order. live: the group that is open before them.
     """
-    groups = dict.fromkeys((ProcessKind.of(trial), trial.repeat) for trial in trials)
-    if live:
-        groups.pop(live, None)
+    opening = [group for group in dict.fromkeys(groups) if group != live]
     return [
         (kind, before is None or before[0].launch_kind != kind.launch_kind)
-        for before, (kind, _) in zip([live, *groups], groups, strict=False)
+        for before, (kind, _) in zip([live, *opening], opening, strict=False)
     ]
 
 
@@ -122,7 +124,7 @@ def estimate(
         trials_s[trial.trial_id] = duration_s / concurrent if is_shared else duration_s
         if trial.device == "cuda":
             gpu_s += duration_s * (1 if is_shared else group_sizes[ProcessKind.of(trial)])
-    in_order = itertools.chain.from_iterable(blocks(pending, seed=0))
+    in_order = map(group_of, itertools.chain.from_iterable(blocks(pending, seed=0)))
     starts_s = [(kind, start_s if own_launch else renewal_s) for kind, own_launch in opening_groups(in_order)]
     gpu_s += sum(seconds * group_sizes.get(kind, 1) for kind, seconds in starts_s if kind.device == "cuda")
     gpu_hours = gpu_s / 3600

@@ -4,11 +4,11 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from study.plan.estimate import Expected, Group, configuration_key, opening_groups
-from study.plan.placement import ProcessKind
+from study.plan.estimate import Expected, Group, configuration_key, group_of, opening_groups
 from trainables.trial import Trial
 
 _NO_REPEAT = -1
+"""of a group that has ended: the next one follows on its ranks, whatever its repeat"""
 
 
 class RemainingTime:
@@ -22,6 +22,7 @@ class RemainingTime:
     def __init__(self, trials: Sequence[Trial], expected: Expected | None = None) -> None:
         self.trials = {trial.trial_id: trial for trial in trials}
         self._expected = expected
+        self._groups = {trial.trial_id: group_of(trial) for trial in trials}
         self._configurations = {trial.trial_id: configuration_key(trial) for trial in trials}
         self._live: Group | None = None
         self._is_first = False
@@ -44,7 +45,7 @@ class RemainingTime:
             return
         now_s = time.monotonic()
         (self._first if self._is_first else self._others).append((trial.trial_id, now_s - self._last_end_s))
-        self._is_first, self._last_end_s, self._live = False, now_s, (ProcessKind.of(trial), trial.repeat)
+        self._is_first, self._last_end_s, self._live = False, now_s, self._groups[trial.trial_id]
         self._update()
 
     def left_s(self) -> float | None:
@@ -62,9 +63,9 @@ class RemainingTime:
         scale = self._scale()
         start_s, renewal_s = self._starts_s(scale)
         trial_times_s = [self._trial_s(name, scale) for name in self.trials]
-        opening = [own_launch for _, own_launch in opening_groups(self.trials.values(), self._live)]
+        opening = opening_groups((self._groups[name] for name in self.trials), self._live)
         end_s = self._expected.end_s if self._expected else 0.0
-        starts_s = [start_s if own_launch else renewal_s for own_launch in opening]
+        starts_s = [start_s if own_launch else renewal_s for _, own_launch in opening]
         self._left_s = sum(trial_times_s) + sum(starts_s) + end_s
         is_starting = self._is_first or not (self._first or self._others)
         starting_s = starts_s[0] if is_starting and starts_s else 0.0

@@ -81,7 +81,8 @@ def assert_complete(committed: Card) -> None:
     assert len(committed.lines) <= 6, "with title or trust at most seven lines"
     texts = [committed.heading, committed.trust.reason, *(line.text for line in committed.lines)]
     assert not [text for text in texts if not text.strip() or re.search(r"\b(nan|None|inf|unknown number)\b", text)]
-    assert not [text for text in texts if re.search(r"–(?!\d)|\(\)|: *$", text)], "dashes of missing values"
+    assert not [line for line in lines if re.search(r"–(?!\d)|\(\)", line)], "dashes of missing values"
+    assert not [text for text in texts if re.search(r": *$", text)], "lines may be wrapped after a colon, texts not"
     keys = [line.key for line in committed.lines]
     assert len(keys) == len(set(keys))
     loaded = json.loads(as_json_text(committed))

@@ -258,7 +258,8 @@ def test_results_older_than_the_loss_phase_show_it_within_the_forward_pass(tmp_p
     table = TABLES["phases"](with_models(analyse(load(directory))))
     assert "loss (ms)" not in table.cells()
     assert table.cells().iloc[0]["forward (ms)"] == "30.1 (30\u00a0%)"
-    assert dict(table.definitions())["forward (ms)"].startswith("forward pass and loss, ")
+    meaning = "forward pass and loss, including the wait for slower ranks in its collectives."
+    assert dict(table.definitions())["forward (ms)"] == meaning
 
 
 def test_failures_have_reason_and_log(tmp_path: Path) -> None:

@@ -236,6 +236,16 @@ sys.exit(supervised(run, []))
 """
 """a command with a parent, whose report is one line"""
 
+WAIT = "\n    ".join(
+    [
+        "from study.cli.process import interrupt, on_ending_signals",
+        "with on_ending_signals(interrupt):",
+        "    try: print('ready', flush=True); time.sleep(30)",
+        "    except KeyboardInterrupt: print('interrupted', flush=True)",
+        "    time.sleep(0.3)",
+        "return 130",
+    ]
+)
 STARTED = "tell_parent(out='OUT', command='COMMAND', log='/nowhere'); "
 
 
@@ -306,17 +316,7 @@ def test_a_process_that_has_printed_its_error_leaves_the_report_to_its_parent() 
 @pytest.mark.parametrize("to_group", [False, True], ids=["to the parent", "to all of the terminal"])
 @pytest.mark.parametrize("number", [signal.SIGINT, *ENDING])
 def test_a_signal_interrupts_the_supervised_process_once(number: signal.Signals, to_group: bool) -> None:
-    wait = "\n    ".join(
-        [
-            "from study.cli.process import interrupt, on_ending_signals",
-            "with on_ending_signals(interrupt):",
-            "    try: print('ready', flush=True); time.sleep(30)",
-            "    except KeyboardInterrupt: print('interrupted', flush=True)",
-            "    time.sleep(0.3)",
-            "return 130",
-        ]
-    )
-    process = supervised(wait, start_new_session=True)
+    process = supervised(WAIT, start_new_session=True)
     assert process.stdout
     assert process.stdout.readline() == "ready\n"
     (os.killpg if to_group else os.kill)(process.pid, number)
@@ -325,16 +325,7 @@ def test_a_signal_interrupts_the_supervised_process_once(number: signal.Signals,
 
 
 def test_a_signal_in_the_moment_of_the_fork_interrupts_the_supervised_process_too() -> None:
-    wait = "\n    ".join(
-        [
-            "from study.cli.process import interrupt, on_ending_signals",
-            "with on_ending_signals(interrupt):",
-            "    try: print('ready', flush=True); time.sleep(30)",
-            "    except KeyboardInterrupt: print('interrupted', flush=True)",
-            "return 130",
-        ]
-    )
-    process = supervised(wait, "slow fork", start_new_session=True)
+    process = supervised(WAIT, "slow fork", start_new_session=True)
     assert process.stdout
     assert process.stdout.readline() == "ready\n"
     os.killpg(process.pid, signal.SIGQUIT)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from study.capacity import NodeCapacity, default_cpus_per_rank
 from study.plan.duration import AFTER_S, BEFORE_S, RENEWAL_S, START_S, step_s, trial_s
-from study.plan.estimate import blocks, estimate, opening_groups
-from study.plan.placement import ProcessKind
+from study.plan.estimate import blocks, estimate, group_of, opening_groups
 from study.plan.trials import PlanError, fit, plan_trials, pruned_by
 from study.studies.study import Study
 from trainables.trial import Trial
@@ -290,14 +289,13 @@ def test_kinds_that_share_ranks_are_neighbours_and_every_second_block_is_in_reve
 
 
 def test_groups_that_differ_only_in_variables_share_a_launch() -> None:
-    trials = [
-        Trial(device="cuda", interconnect=interconnect, cpus_per_rank=cpus, repeat=repeat)
+    groups = [
+        group_of(Trial(device="cuda", interconnect=interconnect, cpus_per_rank=cpus, repeat=repeat))
         for repeat, cpus, interconnect in [(0, 1, "auto"), (0, 1, "socket"), (0, 2, "auto"), (1, 2, "auto")]
     ]
-    own = [own_launch for _, own_launch in opening_groups(trials)]
+    own = [own_launch for _, own_launch in opening_groups(groups)]
     assert own == [True, False, True, False]
-    live = (ProcessKind.of(trials[1]), 0)
-    assert [own_launch for _, own_launch in opening_groups(trials[1:], live)] == [True, False]
+    assert [own_launch for _, own_launch in opening_groups(groups[1:], groups[1])] == [True, False]
 
 
 def test_no_trials_give_no_blocks() -> None:
