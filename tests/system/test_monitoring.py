@@ -25,7 +25,7 @@ from tests.support.orchestration import new_store, workload_trial
 from tests.support.system import needs, program
 from tests.support.trials import quick_trial
 
-pytestmark = [pytest.mark.xdist_group("own ray"), pytest.mark.timeout(600), needs("prometheus")]
+pytestmark = [pytest.mark.xdist_group("own ray"), needs("prometheus")]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RANKS = 2

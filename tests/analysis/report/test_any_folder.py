@@ -214,7 +214,7 @@ def costs() -> Iterator[list[Cost]]:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
 )
 @given(contents())
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(7200, method="thread")  # the examples have a limit by signal
 def test_a_changed_folder_gives_a_report_or_one_line(no_figures: None, costs: list[Cost], content: Content) -> None:
     with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -16,7 +16,6 @@ TINY = [
 ]  # fmt: skip
 
 
-@pytest.mark.timeout(600)
 def test_a_search_on_two_cpu_ranks_ends_and_resumes_as_finished(
     local_ray: str, results_folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

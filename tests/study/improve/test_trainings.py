@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 from analysis.read.study_record import StudyRecord
 from analysis.report.card import as_text, card_at
 from analysis.report.report import write_report
@@ -52,7 +50,6 @@ def searched(folder: Path) -> Search:
     return found
 
 
-@pytest.mark.timeout(600)
 def test_the_change_with_which_trainings_reach_the_target_earlier_is_kept(tmp_path: Path) -> None:
     found = searched(tmp_path)
     assert found.chosen == ("higher learning rate",)

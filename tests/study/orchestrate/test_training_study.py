@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-import pytest
 import ray
 
 from study.orchestrate.cluster import Cluster
@@ -21,8 +20,6 @@ from study.store import checkpoints
 from study.store.store import Store
 from tests.support.orchestration import new_store, workload_trial
 from trainables.trial import Trial
-
-pytestmark = pytest.mark.timeout(600)
 
 EPOCHS = 8
 LONG = 40

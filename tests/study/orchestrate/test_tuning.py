@@ -32,9 +32,6 @@ from tests.support.orchestration import assert_ended, new_store, workload_trial
 from tests.support.trials import quick_trial
 from trainables.trial import Trial
 
-pytestmark = pytest.mark.timeout(600)
-
-
 LOW_ON_MEMORY = """Caught unexpected exception: 2 worker(s) were killed due to the node running low on memory. Memory on
 the node (IP: 10.0.0.1, ID: 7f) was 14.90GB used / 15.60GB limit (0.955); threshold 0.95.
 Top 10 memory users: PID\tMEM(GB)\tCOMMAND

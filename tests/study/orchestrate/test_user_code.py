@@ -25,8 +25,6 @@ from tests.support.orchestration import new_store
 from tests.support.twin import replace_ray
 from trainables.trial import Trial
 
-pytestmark = pytest.mark.timeout(600)
-
 EXAMPLES = Path(__file__).parent.parent.parent.parent / "examples"
 NODES = [NodeCapacity("node-a", "localhost", cpus=2, gpus=0)]
 QUICK: dict[str, Any] = {"steps": 3, "warmup_steps": 6, "communication_steps": 2, "sweep_bytes": 2**12}

@@ -25,8 +25,6 @@ from trainables.rules import has_cpp_compiler
 from trainables.step.context import RankOutput, RankSetup
 from trainables.trial import Trial
 
-pytestmark = pytest.mark.timeout(900)
-
 HOST = [NodeCapacity("a", "10.0.0.1", cpus=2, gpus=0)]
 REGISTRIES = {
     "model": MODELS, "precision": PRECISIONS, "parallel": PARALLEL, "execution": EXECUTIONS,

@@ -13,7 +13,7 @@ from analysis.verdict.answer import answer
 from study.scaling import main
 from tests.support.twin import replace_ray
 
-pytestmark = [pytest.mark.xdist_group("named studies"), pytest.mark.timeout(900)]
+pytestmark = pytest.mark.xdist_group("named studies")
 
 SMALL = ("--repeats", "1", "--steps", "1")
 MLP = ("--model", "mlp")

@@ -178,7 +178,6 @@ def compiled_blocks(rank: int) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.skipif(not has_cpp_compiler(), reason="no C++ compiler")
 def test_compiled_blocks_train_on_two_ranks_like_eager_ones_on_one() -> None:
     first, second = on_ranks(2, compiled_blocks, timeout_s=800)
