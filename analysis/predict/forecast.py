@@ -103,13 +103,13 @@ def stated_link(interconnect: str | None) -> Link | None:
 
 
 def ranks_per_node(analysis: Analysis) -> int | None:
-    """Return the largest number of GPUs per node; None for ranks on CPUs, or if no node reports its GPUs."""
-    return max((len(node.get("gpus") or ()) for node in _nodes(analysis)), default=0) or None
+    """Return the largest number of GPUs per node, for CPU ranks that of cores; None if no node reports them.
 
-
-def cores_per_node(analysis: Analysis) -> int | None:
-    """Return the largest number of CPU cores per node; None if no node reports them."""
-    return max((node.get("cpu_count") or 0 for node in _nodes(analysis)), default=0) or None
+    More CPU ranks than cores share a core, and no law says how.
+    """
+    on_gpus = study_ranks(analysis)[0] == "GPU"
+    counts = (len(node.get("gpus") or ()) if on_gpus else node.get("cpu_count") or 0 for node in _nodes(analysis))
+    return max(counts, default=0) or None
 
 
 def _nodes(analysis: Analysis) -> list[dict[str, Any]]:

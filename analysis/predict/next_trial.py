@@ -84,7 +84,7 @@ def next_trial(
 def _sizes(model: ScalingModel, limit: int | None) -> list[int]:
     """Return the numbers of ranks to consider: the measured ones and powers of two.
 
-    The limit is the number of GPUs per node or, on CPUs, twice the largest measured size.
+    The limit is the number of ranks per node or, if unknown, twice the largest measured size.
     """
     largest = limit or 2 * model.series.sizes[-1]
     powers = [2**k for k in range(largest.bit_length()) if 2**k <= largest]

@@ -121,12 +121,12 @@ class ScalingSeries:
         """Return True if steps or all-reduces over several nodes were measured."""
         return self.links.between is not None or bool(self.points["nodes"].max() > 1)
 
-    def nodes_of(self, size: int, gpus_per_node: int | None) -> int:
-        """Return the number of nodes for `size` ranks: with as many per node as measured, else one per GPU."""
+    def nodes_of(self, size: int, ranks_per_node: int | None) -> int:
+        """Return the number of nodes for `size` ranks: with as many per node as measured, else `ranks_per_node`."""
         several = self.points[self.points["nodes"] > 1]
         if len(several):
             return math.ceil(size / int((several["world_size"] / several["nodes"]).max()))
-        return math.ceil(size / gpus_per_node) if gpus_per_node else 1
+        return math.ceil(size / ranks_per_node) if ranks_per_node else 1
 
     def only(self, sizes: Sequence[int]) -> "ScalingSeries":
         """Return the series as if only these numbers of ranks had trained.

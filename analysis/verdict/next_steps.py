@@ -8,7 +8,6 @@ import pandas as pd
 from analysis.compare.best import MAX_LISTED_WORKLOADS, BestConfiguration, best_configurations
 from analysis.duration import duration
 from analysis.measure.configurations import units_per_s
-from analysis.predict.forecast import cores_per_node, ranks_per_node
 from analysis.predict.inputs import ReportInputs
 from analysis.predict.next_trial import LEAST_GAIN, NARROWER, NextTrial, next_trial
 from analysis.read.study_record import GOALS
@@ -34,9 +33,6 @@ def sentence(analysis: ReportInputs, trial: NextTrial | None) -> str:
             f"; for {value_label('world_size', trial.target, ranks)} the interval is expected to shrink from "
             f"±{percent(trial.half_width_before, 1)} to ±{percent(trial.half_width_after, 1)} of the step"
         )
-    cores = cores_per_node(analysis)
-    if ranks_per_node(analysis) is None and cores and trial.world_size > cores:
-        text += f". It requires a host with {trial.world_size} cores; the measured hosts have at most {cores}"
     return f"{text}."
 
 

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.special import stdtrit
 
 from analysis.predict.fit import Spread, fit
-from analysis.predict.forecast import forecast
+from analysis.predict.forecast import NETWORK, forecast
 from analysis.predict.inputs import ReportInputs, with_models
 from analysis.predict.laws import LAWS, Points, ring_factor
 from analysis.predict.model import ScalingModel, models, models_of
@@ -130,16 +131,26 @@ def test_two_sizes_recommend_the_cheapest_third_size(tmp_path: Path) -> None:
     assert THIRD_SIZE in text
 
 
-def test_next_trial_on_cpus_doubles_the_ranks(tmp_path: Path) -> None:
+def test_next_trial_on_cpus_doubles_the_ranks_up_to_the_cores_of_a_host(tmp_path: Path) -> None:
     analysis = study(tmp_path, world_size=[1, 2], batch_per_gpu=[32], device=["cpu"])
     trial = next_trial(analysis)
     assert trial is not None
-    assert (trial.world_size, trial.target, trial.why) == (4, 8, THIRD_SIZE)
-    assert "host" not in sentence(analysis, trial)
+    assert (trial.world_size, trial.why) == (4, THIRD_SIZE)
+    for cores, size in ((8, 4), (2, None)):
+        for environment in analysis.results.trials["environment"]:
+            environment["nodes"] = [{"cpu_count": cores}]
+        trial = next_trial(analysis)
+        assert (trial and trial.world_size) == size
+
+
+def test_more_cpu_ranks_than_a_host_has_cores_are_predicted_without_an_interval(tmp_path: Path) -> None:
+    analysis = study(tmp_path, world_size=[1, 2], batch_per_gpu=[32], device=["cpu"])
     for environment in analysis.results.trials["environment"]:
-        environment["nodes"] = [{"cpu_count": 2}]
-    warning = sentence(analysis, trial).rpartition(". ")[2]
-    assert "4 cores" in warning and "at most 2" in warning
+        environment["nodes"] = [{"cpu_count": 4}]
+    rows = forecast(analysis, [4, 8]).rows.set_index("world_size")
+    assert list(rows["nodes"]) == [1, 2]
+    assert rows.loc[4, "step_s_low"] < rows.loc[4, "step_s"]
+    assert pd.isna(rows.loc[8, "step_s_low"]) and rows.loc[8, "caveat"] == NETWORK
 
 
 def test_more_ranks_reduce_the_law_error_at_the_target() -> None:
