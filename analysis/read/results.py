@@ -82,11 +82,18 @@ class Results:
         return step_losses(self.steps) if self.read_losses is None else self.read_losses
 
 
+UNCOUNTED = "no done trial shows how many samples a step has"
+COUNTABLE = "draw batches from a torch DataLoader, or give the model tensors [samples, ...]"
+"""Why trials of a script have no throughput, and the fix."""
+
+
 def nothing_timed(trials: pd.DataFrame) -> str:
     """Return why these trials have no step times, and the fix."""
     done = int((trials["status"] == "done").sum())
     if not done:
         return "no trial is done; run the study first"
+    if "epochs" not in trials:  # of a script or train function
+        return f"{UNCOUNTED}; fix: {COUNTABLE}"
     subject = f"all {done} done trials train" if done > 1 else "the only done trial trains"
     return f"{subject} to an accuracy, so no step is timed; give the folder of a timed study, such as `run default`"
 

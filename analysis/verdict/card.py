@@ -7,6 +7,7 @@ import pandas as pd
 
 from analysis.compare.ladder import OURS
 from analysis.predict.inputs import ReportInputs
+from analysis.read.results import COUNTABLE, UNCOUNTED
 from analysis.study import Analysis, study_ranks
 from analysis.text import join, number, value_label
 from analysis.verdict.facts import trained_workload
@@ -74,7 +75,8 @@ def _content(
 ) -> tuple[str, list[CardLine], Trust]:
     """Return the form of the card, its lines and trust. chosen: subjects that the card names."""
     if not chosen and analysis.accuracy is None:
-        return NOTHING, _nothing(analysis), Trust(POOR, "no trial is done")
+        none_done = "done" not in set(analysis.results.trials["status"])
+        return NOTHING, _nothing(analysis), Trust(POOR, "no trial is done" if none_done else "nothing to judge")
     if (searched := analysis.record.search) is not None:
         return IMPROVE, improve_lines(searched), trust_in_improvement(searched)
     if not chosen:
@@ -122,6 +124,8 @@ def _nothing(analysis: Analysis) -> list[CardLine]:
     trials = analysis.results.trials
     if trials.empty:
         return [CardLine("do_next", "do next", f"run the study: {analysis.record.command}")]
+    if "done" in set(trials["status"]):
+        return [CardLine("failed", "no result", UNCOUNTED), CardLine("do_next", "do next", COUNTABLE)]
     status = trials["status"].iloc[0]
     label = "failed" if set(trials["status"]) & {"failed", "timeout"} else "no result"
     advice = {

@@ -1,5 +1,7 @@
 """The size of a batch whose structure is unknown."""
 
+import contextlib
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -18,12 +20,24 @@ def samples(batch: Any) -> int | None:
 
     The leading dimension that most of the batch's tensors share. A list of dicts, and a list inside a batch (images of
     different sizes), have one sample per item, unless its tensors are batches themselves (several views of the images).
+    Without such tensors, the size that the batch or one of its items states.
     """
     if isinstance(batch, (tuple, list)) and batch and all(isinstance(item, Mapping) for item in batch):
         return len(batch)
-    if isinstance(batch, (tuple, list)) and not isinstance(batch, PackedSequence):
-        return _most_common(map(_of_field, batch))
-    return _most_common([_of_field(batch)])
+    items = batch if isinstance(batch, (tuple, list)) and not isinstance(batch, PackedSequence) else [batch]
+    size = _most_common(map(_of_field, items))
+    return _most_common(map(_stated, items)) if size is None else size
+
+
+def _stated(value: Any) -> Sequence[int]:
+    """Return the size that an object states, such as a batch of graphs of PyTorch Geometric."""
+    for name in ("num_graphs", "batch_size"):
+        size = None
+        with contextlib.suppress(Exception):  # a property of code that is not known
+            size = getattr(value, name, None)
+        if isinstance(size, int) and size > 0:
+            return [size]
+    return []
 
 
 def _of_field(value: Any) -> Sequence[int]:
@@ -32,6 +46,8 @@ def _of_field(value: Any) -> Sequence[int]:
         return [int(value.shape[0])] if value.dim() else []
     if isinstance(value, PackedSequence):
         return [int(value.batch_sizes[0])]
+    if dataclasses.is_dataclass(value):
+        value = vars(value) if hasattr(value, "__dict__") else {}
     if isinstance(value, Mapping):
         size = _most_common(map(_of_field, value.values()))
         return [] if size is None else [size]

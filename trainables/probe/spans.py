@@ -273,7 +273,8 @@ class Instruments:
                 nested = not self._is_outermost()
                 batch = timed(iterator)
                 if not nested and threading.get_ident() == self.thread:
-                    self._current.loader_samples.append(samples(batch))
+                    size = samples(batch)
+                    self._current.loader_samples.append(batch_size_of(iterator) if size is None else size)
                 return batch
 
             return next_batch
@@ -372,3 +373,9 @@ def _reference(module: nn.Module) -> Callable[[], nn.Module | None]:
 def _with_subclasses(cls: type) -> list[type]:
     children: list[type] = cls.__subclasses__()
     return [cls, *(found for child in children for found in _with_subclasses(child))]
+
+
+def batch_size_of(iterator: Any) -> int | None:
+    """Return the batch size of a loader; None if it does not state any."""
+    size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
+    return size if isinstance(size, int) else None

@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
 from analysis.compare.folders import compare
-from analysis.read.results import ResultsError
+from analysis.predict.inputs import report_inputs
+from analysis.read.results import COUNTABLE, UNCOUNTED, ResultsError, load
+from analysis.verdict.card import NOTHING, card_of
 from study.cli.compare import share
 from study.errors import DOES_NOT_FIT, DONE, SOME_FAILED, USAGE, ConfigurationError
 from study.scaling import main
+from tests.support.cards import script
 from tests.support.frames import FIELDS, environment, grid, record, steps, write_study, write_trial
 from tests.support.trainings import TRAINING, epochs, write_training
 
@@ -159,6 +163,17 @@ def test_a_folder_without_a_done_trial_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ResultsError) as caught:
         compare(empty, empty)
     assert str(caught.value) == f"{empty}: nothing to compare: no trial is done; run the study first"
+
+
+def test_a_folder_of_a_script_whose_samples_are_unknown_is_an_error_with_the_fix(tmp_path: Path) -> None:
+    directory = script(tmp_path)
+    for path in directory.glob("trials/*/steps.parquet"):
+        frame = pd.read_parquet(path)
+        frame.assign(samples=pd.array([None] * len(frame), dtype="Int64")).to_parquet(path)
+    card = card_of(report_inputs(load(directory))[0])
+    assert (card.form, card.lines[0].text, card.lines[1].text) == (NOTHING, UNCOUNTED, COUNTABLE)
+    with pytest.raises(ResultsError, match=f"nothing to compare: {UNCOUNTED}; fix: "):
+        compare(directory, directory)
 
 
 def test_a_folder_of_trainings_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """The parts of the probe that need no script: cycles, batches, traces, and a session in this process."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.data import DataLoader
 
 from trainables.probe.batches import samples, tokens
 from trainables.probe.counter import MOST_CALLS, period
@@ -19,6 +21,7 @@ from trainables.probe.job import ProbeJob, ScriptJob
 from trainables.probe.loop import steps
 from trainables.probe.rows import label_evaluations, usual
 from trainables.probe.session import Session, probe_session
+from trainables.probe.spans import batch_size_of
 
 SHORT = ProbeJob(warmup_steps=6, plain_steps=5, phase_steps=4, issue_steps=3, trace_steps=2)
 
@@ -48,7 +51,24 @@ def test_a_recognised_cycle_repeats_the_calls(cycle: list[str], repeats: int) ->
     assert calls == (calls[:found] * len(calls))[: len(calls)]
 
 
+NUMBERS: Any = range(10)
 X, Y = torch.zeros(5, 3, 8, 8), torch.zeros(5, dtype=torch.int64)
+
+
+class Graphs:
+    """Seven graphs in one object whose tensors have a row per node."""
+
+    num_graphs = 7
+
+    @property
+    def batch_size(self) -> int:
+        raise RuntimeError("of a single graph only")
+
+
+@dataclass
+class Item:
+    image: torch.Tensor
+    label: torch.Tensor
 
 
 @pytest.mark.parametrize(
@@ -65,6 +85,10 @@ X, Y = torch.zeros(5, 3, 8, 8), torch.zeros(5, dtype=torch.int64)
         (([X[0], X[0]], [{"boxes": X[0]}, {"boxes": X[0]}]), 2),
         (pack_sequence([torch.zeros(4), torch.zeros(2)]), 2),
         ((X, (Y, {"weights": Y})), 5),
+        (Graphs(), 7),
+        ((Graphs(), 0.5), 7),
+        ((Graphs(), Y), 5),
+        (Item(X, Y), 5),
         (None, None),
         (torch.tensor(1.0), None),
         ("text", None),
@@ -72,6 +96,11 @@ X, Y = torch.zeros(5, 3, 8, 8), torch.zeros(5, dtype=torch.int64)
 )
 def test_the_samples_of_a_batch_are_counted(batch: Any, expected: int | None) -> None:
     assert samples(batch) == expected
+
+
+def test_a_loader_of_batches_without_tensors_states_their_size() -> None:
+    assert batch_size_of(iter(DataLoader(NUMBERS, batch_size=4, collate_fn=str))) == 4
+    assert batch_size_of(iter(DataLoader(NUMBERS, batch_size=None))) is None
 
 
 def test_tokens_are_the_elements_of_an_integer_matrix() -> None:
