@@ -51,7 +51,7 @@ def step_shapes(steps: pd.DataFrame) -> pd.DataFrame:
     first_is_slowest: whether the first step is slower than all others.
     early_s, late_s: medians of the first quarter, without the first step, and of the last half.
     early_u: Mann-Whitney U, the number of (early, late) pairs in which the early step is slower; ties count half.
-    early_u_mean, early_u_variance: mean and variance of U if the order has no influence.
+    early_u_mean, early_u_variance: mean and variance of U if the order has no influence but that neighbours are alike.
     outliers: positions of the steps after the first that are far above the median. outliers_s: their total excess.
     dip_p: p-value of Hartigan's dip test for one mode (Annals of Statistics 13, 1985).
     low_s, high_s: medians of the two classes with the least variance of log time within classes (Otsu, 1979).
@@ -123,7 +123,7 @@ def _shape(step_s: np.ndarray) -> dict[str, Any]:
         "late_s": np.exp(np.median(late)),
         "early_u": below.sum() / 2,
         "early_u_mean": pairs / 2,
-        "early_u_variance": pairs * (len(early) + len(late) + 1) / 12,
+        "early_u_variance": pairs * (len(early) + len(late) + 1) / 12 * _correlated(rest[-len(late) :]),
         "outliers": tuple((far + 1).tolist()),
         "outliers_s": float((rest_s[far] - np.exp(middle)).sum()),
         "dip_p": diptest(ordered, sort_x=False)[1] if ordered[-1] > ordered[0] else 1.0,
@@ -131,6 +131,18 @@ def _shape(step_s: np.ndarray) -> dict[str, Any]:
         "high_s": np.exp(np.median(high)),
         "high_share": len(high) / len(ordered),
     }
+
+
+def _correlated(values: np.ndarray) -> float:
+    """Return the factor by which correlation of neighbours increases the variance of a mean: (1 + r) / (1 - r).
+
+    r: correlation with the next value, at least 0 and below 1 (a process of first order; Priestley: Spectral Analysis
+    and Time Series, section 5.3.2).
+    """
+    deviations = values - values.mean()
+    total = float((deviations**2).sum())
+    r = max(0.0, float((deviations[1:] * deviations[:-1]).sum()) / total) if total else 0.0
+    return (1 + r) / (1 - r)
 
 
 def _two_classes(ordered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
