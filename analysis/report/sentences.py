@@ -17,6 +17,7 @@ from analysis.text import SLOWDOWN_LABELS, configuration_label, further_repeats,
 from analysis.verdict.answer import unmeasured
 from analysis.verdict.bottleneck import NOISE
 from analysis.verdict.communication import late_ranks
+from analysis.verdict.lines.improve import MORE_CHANGES, none_applies
 from analysis.verdict.lines.step import launching
 from analysis.verdict.lines.trust import FINDING_LABELS
 from analysis.verdict.next_steps import sentence as next_trial_sentence
@@ -137,6 +138,8 @@ def improvement(analysis: Analysis) -> list[str]:
     found = analysis.record.improvement
     if found is None or not found.is_complete:
         return ["The search has not ended; run the same command again."]
+    if none_applies(found):
+        return [f"No known change applies. To go on, {MORE_CHANGES}."]
     if not found.kept:
         return ["No change that was tried gains significantly, so the configuration stays as it is."]
     sentences = [f"Kept: {join(list(found.kept))}."]

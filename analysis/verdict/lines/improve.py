@@ -32,10 +32,17 @@ def measured_advice(improvement: Improvement | None) -> CardLine | None:
     return CardLine("do_next", "do next", text, (_quantity("measured_speed_up", gain),))
 
 
+NONE_APPLIES = "unknown, since no known change applies"
+MORE_CHANGES = "name values to try: --vary=FLAG=A,B, --env NAME=A,B, --bind FIELD=FLAG, or --set FIELD=A,B"
+"""What to say if nothing was tried."""
+
+
 def improve_lines(improvement: Improvement) -> list[CardLine]:
     """Return the lines of the card of an `improve` folder."""
     lines = [_gain(improvement), _kept(improvement), _lost(improvement), _bottleneck(improvement)]
     lines += [_loss(improvement), _bounds(improvement)]
+    if none_applies(improvement):
+        lines.append(CardLine("do_next", "do next", MORE_CHANGES))
     return [line for line in lines if line is not None]
 
 
@@ -54,6 +61,11 @@ def trust_in_improvement(improvement: Improvement) -> Trust:
     return Trust(level, f"{groups} separate starts each, ±{percent(half_width, 1)}", groups, half_width)
 
 
+def none_applies(improvement: Improvement) -> bool:
+    """Return True if the search ended without a change that it could try."""
+    return improvement.is_complete and not improvement.levers
+
+
 def _tried(improvement: Improvement) -> int:
     """Return how many changes were measured."""
     return sum(row.gain is not None for row in improvement.levers)
@@ -69,7 +81,8 @@ def _gain(improvement: Improvement) -> CardLine | None:
     if improvement.gpu_hours is not None:
         cost += f", {number(improvement.gpu_hours, 1 if improvement.gpu_hours >= 0.1 else 2)} GPU-hours"
     if improvement.gain is None or after is None or not improvement.kept:
-        found = "none" if _tried(improvement) else "unknown, since no change was tried"
+        unknown = NONE_APPLIES if none_applies(improvement) else "unknown, since no change was tried"
+        found = "none" if _tried(improvement) else unknown
         return CardLine("gain", "gain", f"{found}: {_value(improvement, before)} as before; {cost}", ())
     quantities = [_quantity(_QUANTITIES.get(improvement.goal, "speed_up"), improvement.gain)]
     change = f"{_value(improvement, before, unit=False)} → {_value(improvement, after)}, {_ratio(improvement.gain)}"

@@ -1,6 +1,8 @@
 """Searches with a real store and simulated ranks: rounds, resume, the record, the card and the report."""
 
+import json
 import math
+import shutil
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from analysis.predict.inputs import report_inputs
+from analysis.read.results import load
 from analysis.read.study_record import Improvement, StudyRecord
 from analysis.report.card import as_text, card_at
 from analysis.report.report import write_report
-from analysis.verdict.lines.improve import measured_advice
+from analysis.report.sentences import improvement
+from analysis.verdict.lines.improve import MORE_CHANGES, NONE_APPLIES, measured_advice
 from study.capacity import NodeCapacity
 from study.cli.configuration import Configuration
 from study.errors import ConfigurationError
@@ -167,6 +172,18 @@ def test_a_search_that_could_try_nothing_does_not_say_that_nothing_gains(tmp_pat
     assert gain is not None
     assert gain.text.startswith("unknown")
     assert card.line("do_next") is None
+
+
+def test_a_search_without_a_change_that_applies_says_how_to_name_some(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    study = json.loads((tmp_path / "study.json").read_text())
+    study["improve"] |= {"levers": [], "kept": [], "gain": None}
+    (tmp_path / "study.json").write_text(json.dumps(study))
+    card = card_at(tmp_path)
+    gain, advice = card.line("gain"), card.line("do_next")
+    assert gain is not None and advice is not None
+    assert gain.text.startswith(NONE_APPLIES) and advice.text == MORE_CHANGES
+    assert improvement(report_inputs(load(tmp_path))[0]) == [f"No known change applies. To go on, {MORE_CHANGES}."]
 
 
 @pytest.mark.parametrize("price", [None, 2.5])
