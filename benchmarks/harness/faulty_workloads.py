@@ -22,7 +22,7 @@ from trainables.trial import Trial
 from trainables.workload import Workload
 
 LATE_RANK = 1
-LATE_S = 0.02
+LATE_S, VERY_LATE_S = 0.02, 0.06
 LOAD_S = 0.05
 
 
@@ -47,14 +47,24 @@ def sound(trial: Trial) -> Workload:
 
 def late_rank(trial: Trial) -> Workload:
     """Return a workload in which rank 1 starts each backward pass 20 ms late, because its device is kept busy."""
-    workload = sound(trial)
+    return _late(sound(trial), trial, LATE_S)
+
+
+def very_late_rank(trial: Trial) -> Workload:
+    """Return a workload with a delay of 60 ms, for hosts on which other processes delay ranks by milliseconds."""
+    return _late(sound(trial), trial, VERY_LATE_S)
+
+
+def _late(workload: Workload, trial: Trial, late_s: float) -> Workload:
     sleep = CudaClock(torch.device("cuda")).hold if trial.device == "cuda" else time.sleep
     late = dist.is_initialized() and dist.get_rank() == LATE_RANK
+    original = workload.loss
+    assert original is not None
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if late:
-            sleep(LATE_S)
-        return nn.functional.cross_entropy(outputs, targets)
+            sleep(late_s)
+        return original(outputs, targets)
 
     return replace(workload, loss=loss)
 
@@ -66,18 +76,7 @@ def language_model(trial: Trial) -> Workload:
 
 def late_language_model(trial: Trial) -> Workload:
     """Return a workload in which rank 1 starts each backward pass 20 ms late, see `late_rank`."""
-    workload = language_model(trial)
-    sleep = CudaClock(torch.device("cuda")).hold if trial.device == "cuda" else time.sleep
-    late = dist.is_initialized() and dist.get_rank() == LATE_RANK
-    assert workload.loss is not None
-    next_token_loss = workload.loss
-
-    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        if late:
-            sleep(LATE_S)
-        return next_token_loss(outputs, targets)
-
-    return replace(workload, loss=loss)
+    return _late(language_model(trial), trial, LATE_S)
 
 
 def slow_loader(trial: Trial) -> Workload:
