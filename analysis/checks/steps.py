@@ -134,9 +134,8 @@ def warm_up(data: CheckData) -> list[Finding]:
     for group in groups:
         z = group["early_z"].sum() / (len(group) * dispersion) ** 0.5
         excess = (group["early_s"] / group["late_s"]).median() - 1
-        if (stats.t.sf(z, degrees) if dispersion > 1 else stats.norm.sf(z)) < FALSE_ALARM / len(
-            groups
-        ) and excess >= MATTERS:
+        chance = stats.t.sf(z, degrees) if dispersion > 1 else stats.norm.sf(z)
+        if chance < FALSE_ALARM / len(groups) and excess >= MATTERS:
             slow.append(group)
     if not slow:
         return []

@@ -75,8 +75,7 @@ def _content(
 ) -> tuple[str, list[CardLine], Trust]:
     """Return the form of the card, its lines and trust. chosen: subjects that the card names."""
     if not chosen and analysis.accuracy is None:
-        none_done = "done" not in set(analysis.results.trials["status"])
-        return NOTHING, _nothing(analysis), Trust(POOR, "no trial is done" if none_done else "nothing to judge")
+        return NOTHING, *_nothing(analysis)
     if (searched := analysis.record.search) is not None:
         return IMPROVE, improve_lines(searched), trust_in_improvement(searched)
     if not chosen:
@@ -119,13 +118,14 @@ def _without_result(label: str, rows: pd.DataFrame, total: int) -> CardLine:
     return CardLine("failed", label, text, (Quantity("failed_trials", float(len(rows)), "trials"),))
 
 
-def _nothing(analysis: Analysis) -> list[CardLine]:
+def _nothing(analysis: Analysis) -> tuple[list[CardLine], Trust]:
     """Say why there is no result, and what to do."""
-    trials = analysis.results.trials
+    trials, none_done = analysis.results.trials, Trust(POOR, "no trial is done")
     if trials.empty:
-        return [CardLine("do_next", "do next", f"run the study: {analysis.record.command}")]
+        return [CardLine("do_next", "do next", f"run the study: {analysis.record.command}")], none_done
     if "done" in set(trials["status"]):
-        return [CardLine("failed", "no result", UNCOUNTED), CardLine("do_next", "do next", COUNTABLE)]
+        lines = [CardLine("failed", "no result", UNCOUNTED), CardLine("do_next", "do next", COUNTABLE)]
+        return lines, Trust(POOR, "nothing to judge")
     status = trials["status"].iloc[0]
     label = "failed" if set(trials["status"]) & {"failed", "timeout"} else "no result"
     advice = {
@@ -133,7 +133,7 @@ def _nothing(analysis: Analysis) -> list[CardLine]:
         "infeasible": "a layout that fits: python -m study.scaling plan shows it",
     }
     text = advice.get(status, "fix the cause, then run the study again: only these trials repeat")
-    return [_without_result(label, trials, len(trials)), CardLine("do_next", "do next", text)]
+    return [_without_result(label, trials, len(trials)), CardLine("do_next", "do next", text)], none_done
 
 
 def _facts(analysis: Analysis, chosen: list[Subject]) -> dict[str, str | int | float]:

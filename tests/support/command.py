@@ -32,7 +32,7 @@ class Command:
         """Wait for the end. Return exit code, stdout and stderr. A command that hangs is killed."""
         try:
             stdout, _ = self.process.communicate(timeout=timeout_s)
-        except BaseException as error:
+        except subprocess.TimeoutExpired as error:
             self.process.kill()  # its child ends with it, and so does a local Ray
             raise AssertionError(f"not ended within {timeout_s:g} s:\n{self.log.read_text()}") from error
         return self.process.returncode, stdout, self.log.read_text()

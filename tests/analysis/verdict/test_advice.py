@@ -135,7 +135,7 @@ def test_next_trial_on_cpus_doubles_the_ranks_up_to_the_cores_of_a_host(tmp_path
     analysis = study(tmp_path, world_size=[1, 2], batch_per_gpu=[32], device=["cpu"])
     trial = next_trial(analysis)
     assert trial is not None
-    assert (trial.world_size, trial.why) == (4, THIRD_SIZE)
+    assert (trial.world_size, trial.target, trial.why) == (4, 16, THIRD_SIZE), "16 cores"
     for cores, size in ((8, 4), (2, None)):
         for environment in analysis.results.trials["environment"]:
             environment["nodes"] = [{"cpu_count": cores}]
