@@ -44,6 +44,11 @@ _LAB = (
     "hpml-lab4 --data-dir {fashion} --set dataset=fashion_mnist --set parallel=ddp --precision tf32 "
     "--set window_limit_s=5"
 )
+_LADDER_CASES = (
+    "--case 'JPEG files, fp32, one GPU' --case LMDB --case 'raw pixels in shared memory' --case 'mixed precision (O1)' "
+    "--case 'fp16 with master weights (O2)' --case 'DataParallel, fp32' "
+    "--case 'DataParallel, more loader workers and CPU threads' --case 'DDP, fp32' --case 'DDP, mixed precision'"
+)
 _VGG = "vgg-case-study --precision bf16 --case"
 STUDIES = (
     Published(
@@ -51,7 +56,8 @@ STUDIES = (
         (
             f"{_FORUM_PHOTOS} --set parallel=dp",
             f"{_FORUM_PHOTOS} --set parallel=ddp --case 'pinned, non-blocking'",
-            "forum-phases --case 'pinned, non-blocking' --model resnet50 --batch-per-gpu 128,256 --precision bf16",
+            "forum-phases --case 'pinned, non-blocking' --set parallel=dp --model resnet18,resnet50 --batch-per-gpu 256 "
+            "--precision bf16",
         ),
     ),
     Published(
@@ -60,6 +66,7 @@ STUDIES = (
             f"{_VGG} timed --set parallel=ddp --batch-per-gpu 12,32,64,100",
             f"{_VGG} timed --set parallel=dp --batch-per-gpu 512,2048",
             f"{_VGG} trained --batch-per-gpu 64,256",
+            f"{_VGG} trained --global-batch 64 --repeats 4",
         ),
     ),
     Published("mlstm-scaling", ("mlstm-scaling --interconnect auto,socket --case '16-bit all-reduce'",)),
@@ -70,8 +77,8 @@ STUDIES = (
     Published(
         "acceleration-ladder",
         (
-            "acceleration-ladder --data-dir {photos} --set profile_ranks=0 --set warmup_steps=5 --set steps=50 "
-            "--set window_limit_s=5",
+            f"acceleration-ladder --data-dir {{photos}} --global-batch 256 --set profile_ranks=0 --set warmup_steps=5 "
+            f"--set steps=50 --set window_limit_s=5 {_LADDER_CASES}",
         ),
     ),
     Published("inception", (f"{_VGG} timed --model inception_v3 --set parallel=ddp --batch-per-gpu 64",)),
@@ -80,8 +87,18 @@ STUDIES = (
     Published("number-formats", ("number-formats",), gpus=1),
     Published(
         "loader-grid",
-        ("loader-grid --data-dir {photos} --batch-per-gpu 64 --set cpus_per_rank=1,4,16 --loader-workers 0,2,8,16,32",),
+        (
+            "loader-grid --data-dir {photos} --batch-per-gpu 64 --set cpus_per_rank=1,8 --loader-workers 2,8,32 "
+            "--set window_limit_s=5",
+        ),
         gpus=1,
+    ),
+    Published(
+        "default-grid",
+        (
+            "default --model resnet18_small --set dataset=fashion_mnist_sample --batch-per-gpu 128,512 "
+            "--loader-workers 2,8 --precision bf16,fp32 --repeats 3",
+        ),
     ),
     Published("default-4gpu", ("default",), gpus=4),
     Published("averaging-4gpu", ("averaging --case DataParallel",), gpus=4),
