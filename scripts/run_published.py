@@ -56,8 +56,8 @@ STUDIES = (
         (
             f"{_FORUM_PHOTOS} --set parallel=dp",
             f"{_FORUM_PHOTOS} --set parallel=ddp --case 'pinned, non-blocking'",
-            "forum-phases --case 'pinned, non-blocking' --set parallel=dp --model resnet18,resnet50 --batch-per-gpu 256 "
-            "--precision bf16",
+            "forum-phases --case 'pinned, non-blocking' --set parallel=dp --model resnet18,resnet50 "
+            "--batch-per-gpu 256 --precision bf16",
         ),
     ),
     Published(
@@ -72,7 +72,10 @@ STUDIES = (
     Published("mlstm-scaling", ("mlstm-scaling --interconnect auto,socket --case '16-bit all-reduce'",)),
     Published(
         "hpml-lab4",
-        (f"{_LAB} --batch-per-gpu 32,64,128,512,2048,8192,32768",),
+        (
+            f"{_LAB} --batch-per-gpu 64,128,512,2048,8192,32768",
+            f"{_LAB} --case timed --gpus 1 --batch-per-gpu 49152",
+        ),
     ),
     Published(
         "acceleration-ladder",

@@ -3,12 +3,13 @@
     python -m scripts.study_coverage docs/studies/coverage.csv
 
 `coverage_rows.csv` lists the rows: the results folders that measure a row, the values of trial fields that it needs
-(`field=value|value;field=value`), the key of the question that it asks, and the command that measures it. Grades:
+(`field=value|value;field=value&value`: any of the values, or every one of them), the key of the question that it asks,
+and the command that measures it. Grades:
 
 works: trials on GPUs with these values are done, each configuration has at least `LEAST_REPEATS` repeats, and the
 question, if any, is answered from these folders. Rows without trials need only the answer. After a trial that ran out
 of memory its later repeats are pruned; rows about the end of memory count them.
-partly: such trials are done, but with fewer repeats, or the question is not answered.
+partly: such trials are done, but with fewer repeats or without one of the values, or the question is not answered.
 no: no such trial is done. The column `reason` has the reason of each row that does not work.
 """
 
@@ -23,6 +24,7 @@ import pandas as pd
 
 from analysis.measure.configurations import trial_fields
 from analysis.read.results import load_reduced
+from analysis.text import join
 from scripts.study_answers import FOLDERS, RESULTS, study_answers
 
 LEAST_REPEATS = 3
@@ -47,6 +49,7 @@ def graded(
     parts = {name: trials for name, trials in parts.items() if len(trials)}
     trials = pd.concat(parts.values()) if parts else pd.DataFrame()
     repeats = min((_fewest_repeats(part) for part in parts.values()), default=0)
+    absent = _absent(trials, row["where"])
     needs_trials = bool(row["results"])
     known = [found for (study, key), found in answered.items() if key == row["answer"]]
     is_answered = not row["answer"] or answered.get((row["study"], row["answer"]), any(known))
@@ -58,6 +61,8 @@ def graded(
         reasons.append("no committed result has these settings")
     elif needs_trials and repeats < LEAST_REPEATS:
         reasons.append(f"{repeats} repeat{'' if repeats == 1 else 's'} in place of {LEAST_REPEATS}")
+    if parts and absent:
+        reasons.append(f"no trial with {join(absent)}")
     if not is_answered and row["command"] != OUT_OF_SCOPE:
         reasons.append("these results do not answer the question")
     nothing = row["command"] == OUT_OF_SCOPE or (needs_trials and not parts) or not (needs_trials or is_answered)
@@ -73,14 +78,29 @@ def graded(
 
 
 def matching(trials: pd.DataFrame, where: str) -> pd.DataFrame:
-    """Return the trials on GPUs with these values. Trials must be done, unless a status is asked for."""
-    asked = dict(condition.split("=") for condition in where.split(";") if condition)
-    found = trials[(trials["device"] == "cuda") & (trials["status"].isin(asked.pop("status", "done").split("|")))]
-    for name, values in asked.items():
+    """Return the trials on GPUs with any of these values. Trials must be done, unless a status is asked for."""
+    found = trials[trials["device"] == "cuda"]
+    for name, sets in ({"status": [["done"]]} | _asked(where)).items():
         if name not in found:
             return found.iloc[:0]
-        found = found[found[name].map(str).isin(values.split("|"))]
+        found = found[found[name].map(str).isin([value for values in sets for value in values])]
     return found
+
+
+def _asked(where: str) -> dict[str, list[list[str]]]:
+    """Return, by field, sets of values. Trials must have a value of each set."""
+    conditions = (condition.split("=") for condition in where.split(";") if condition)
+    return {name: [values.split("|") for values in text.split("&")] for name, text in conditions}
+
+
+def _absent(trials: pd.DataFrame, where: str) -> list[str]:
+    """Return the sets of values that no trial has, as `model resnet50`."""
+    return [
+        f"{name} {' or '.join(values)}"
+        for name, sets in _asked(where).items()
+        for values in sets
+        if name in trials and not trials[name].map(str).isin(values).any()
+    ]
 
 
 def _fewest_repeats(trials: pd.DataFrame) -> int:
