@@ -110,13 +110,18 @@ def temporary_files_in(folder: str) -> Iterator[None]:
     torch's cache of compiled code stays where it is. Nothing changes if the path is too long for the sockets in it.
     """
     with contextlib.ExitStack() as held:
-        if len(os.fsencode(folder)) + LONGEST_SOCKET_BYTES <= SOCKET_PATH_LIMIT:
+        if has_room_for_sockets(folder):
             held.callback(_set_temporary_folder, {name: os.environ.get(name) for name in _SET_FOR_RANKS})
             with contextlib.suppress(KeyError, OSError):  # a user without a name
                 cache = f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"  # torch's default
                 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", cache)
             _set_temporary_folder({VARIABLE: str(user_folder()), "TMPDIR": folder})
         yield
+
+
+def has_room_for_sockets(folder: str) -> bool:
+    """Return True if the paths of multiprocessing's sockets in this folder are short enough."""
+    return len(os.fsencode(folder)) + LONGEST_SOCKET_BYTES <= SOCKET_PATH_LIMIT
 
 
 def _set_temporary_folder(values: Mapping[str, str | None]) -> None:

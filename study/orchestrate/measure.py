@@ -1,5 +1,6 @@
 """Measure one job on one rank: the project's own loop, a user's script in a process of its own, or a train function."""
 
+import contextlib
 import inspect
 import json
 import os
@@ -7,7 +8,7 @@ import re
 import shlex
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from trainables.probe.job import ProbeJob, RankPlace, ScriptFailure, ScriptJob, 
 from trainables.probe.launch import run_script
 from trainables.probe.session import probe_session
 from trainables.registry import PRECISIONS, load
-from trainables.scratch import log_folder
+from trainables.scratch import log_folder, scratch_folder, temporary_files_in
 from trainables.step.check import check
 from trainables.step.context import RankSetup
 from trainables.step.precision import Precision, unmet_by
@@ -221,7 +222,10 @@ def _measure_function(job: Job, trial_rank: TrialRank) -> Payload:
     def on_any_rank(steps: Collection[int]) -> Collection[int]:
         return {step for of_rank in _all_gather(sorted(steps), trial_rank, trial) for step in of_rank}
 
-    with probe_session(probe_job(trial, trial_rank.rank), trial_rank.rank, on_any_rank) as session:
+    with (
+        _shared_temporary_files(trial_rank, trial),
+        probe_session(probe_job(trial, trial_rank.rank), trial_rank.rank, on_any_rank) as session,
+    ):
         function(config) if takes_config else function()
     output = session.output
     assert output is not None
@@ -232,6 +236,17 @@ def _measure_function(job: Job, trial_rank: TrialRank) -> Payload:
         return _payload(trial, output, before, after, {}, failure)
     sweep = _sweep(trial, trial_rank, output, ())
     return _payload(trial, output, before, after, {"sweep": sweep}, None)
+
+
+@contextlib.contextmanager
+def _shared_temporary_files(trial_rank: TrialRank, trial: Trial) -> Iterator[None]:
+    """Let the ranks on each host put temporary files into one new folder, as Ray Train's workers share a folder."""
+    nodes = _all_gather(trial_rank.node_id, trial_rank, trial)
+    first = nodes.index(trial_rank.node_id)
+    with contextlib.ExitStack() as held:
+        own = held.enter_context(scratch_folder("function")) if trial_rank.rank == first else ""
+        held.enter_context(temporary_files_in(_all_gather(own, trial_rank, trial)[first]))
+        yield
 
 
 def _payload(

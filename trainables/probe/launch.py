@@ -8,7 +8,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from trainables.probe import failures
 from trainables.probe.child import END_FILE, ERROR_FILE, PROGRESS_FILE, RESULT_FILE, TRACE_FILE
 from trainables.probe.job import FailureKind, RankPlace, ScriptFailure, ScriptJob, ScriptOutput
 from trainables.probe.session import rank_tables
-from trainables.scratch import scratch_folder
+from trainables.scratch import has_room_for_sockets, scratch_folder
 
 CHILD = Path(__file__).with_name("child.py")
 PROJECT_ROOT = str(Path(__file__).resolve().parent.parent.parent)
@@ -29,6 +29,9 @@ PROJECT_ROOT = str(Path(__file__).resolve().parent.parent.parent)
 POLL_S = 0.05
 OTHER_RANKS_GRACE_S = 5.0
 """time in which a rank may fail by itself after another has failed, so that each reports its own reason"""
+
+RESOURCE_TRACKER, TRACKER_GRACE_S = "multiprocessing.resource_tracker", 5.0
+"""Python's process that removes shared memory which a program has left, and its time to do so"""
 
 
 @dataclass(frozen=True)
@@ -77,9 +80,10 @@ def run_script(
     """
     ranks = _Ranks(store, name, place)
     started_at = unix_s()
-    with scratch_folder("script") as path, _rendezvous(ranks) as port:
+    with scratch_folder("script") as path, _rendezvous(ranks) as master:
         folder = Path(path)
-        failure = _watch(job, ranks, folder, port, stop)
+        environment = _environment(job, place, name, *master, _temporary_files(ranks, folder))
+        failure = _watch(job, ranks, folder, environment, stop)
         result = _read(folder / RESULT_FILE)
         evaluated = _agree(ranks, result, failure)
         found = rank_tables(result, place.rank, evaluated, folder / TRACE_FILE, job.probe.keep_trace)
@@ -102,8 +106,25 @@ def _rendezvous(ranks: _Ranks) -> Iterator[tuple[str, int]]:
     del server
 
 
-def _environment(job: ScriptJob, place: RankPlace, name: str, address: str, port: int) -> dict[str, str]:
-    """Return the environment of the script: torchrun's variables, those of the job, and those of this process."""
+def _temporary_files(ranks: _Ranks, own: Path) -> dict[str, str]:
+    """Return the variable that names the folder for temporary files, which the ranks of a host share.
+
+    Under torchrun they share the system's. Libraries lock files in it, and rank 0 prepares data there. A new one per
+    trial does not contain what an earlier trial, which was ended within a step, has left.
+    """
+    key = ranks.key("temporary", ranks.place.group_rank)
+    if ranks.place.local_rank == 0:
+        folder = own / "tmp"
+        folder.mkdir()
+        ranks.store.set(key, str(folder) if has_room_for_sockets(str(folder)) else "")
+    folder_of_host = ranks.store.get(key).decode()
+    return {"TMPDIR": folder_of_host} if folder_of_host else {}
+
+
+def _environment(
+    job: ScriptJob, place: RankPlace, name: str, address: str, port: int, more: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the environment of the script: torchrun's variables, those of the job, more, and this process's."""
     environment = dict(os.environ)
     paths = environment.pop("PYTHONPATH", "").split(os.pathsep)
     paths = [path for path in paths if path and os.path.realpath(path) != os.path.realpath(PROJECT_ROOT)]
@@ -129,11 +150,11 @@ def _environment(job: ScriptJob, place: RankPlace, name: str, address: str, port
         "TORCHELASTIC_USE_AGENT_STORE": True,
         "SCALING_STUDY_PARENT": os.getpid(),
     }
-    return environment | dict(job.environment) | {key: str(value) for key, value in ranks.items()}
+    return environment | dict(more) | dict(job.environment) | {key: str(value) for key, value in ranks.items()}
 
 
 def _watch(
-    job: ScriptJob, ranks: _Ranks, folder: Path, master: tuple[str, int], stop: Callable[[], bool]
+    job: ScriptJob, ranks: _Ranks, folder: Path, environment: dict[str, str], stop: Callable[[], bool]
 ) -> ScriptFailure | None:
     """Run the script until all ranks have measured, or one has failed. No process of it remains."""
     place = ranks.place
@@ -152,7 +173,7 @@ def _watch(
         process = subprocess.Popen(
             [sys.executable, "-u", str(CHILD), str(folder / "job.json")],
             cwd=directory,
-            env=_environment(job, place, ranks.name, *master),
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -220,10 +241,30 @@ def _finish(job: ScriptJob, folder: Path, process: "subprocess.Popen[bytes]") ->
 
 
 def _end_session(process: "subprocess.Popen[bytes]") -> None:
-    """Kill the script and all processes of its session, such as loader processes."""
+    """Kill the script and all processes of its session, such as loader processes.
+
+    Resource trackers may end by themselves: a name that is left in shared memory, or that a tracker removes late, would
+    disturb the next script that uses it.
+    """
+    trackers = []
+    for member in _session(process.pid):
+        with contextlib.suppress(psutil.Error):
+            if any(RESOURCE_TRACKER in argument for argument in member.cmdline()):
+                trackers.append(member)
+            else:
+                member.kill()
+    process.wait()
+    psutil.wait_procs(trackers, TRACKER_GRACE_S)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+
+
+def _session(pid: int) -> Iterator[psutil.Process]:
+    """Return the processes of a session."""
+    for other in psutil.pids():
+        with contextlib.suppress(OSError, psutil.Error):
+            if os.getsid(other) == pid:
+                yield psutil.Process(other)
 
 
 def _reason(job: ScriptJob, folder: Path, code: int, starts_processes: bool) -> tuple[FailureKind, str]:

@@ -133,6 +133,13 @@ def test_a_script_has_its_own_modules_arguments_and_loader_processes(logs: Path)
         }
 
 
+def test_ranks_share_a_new_temporary_folder_and_what_a_script_leaves_is_removed(logs: Path) -> None:
+    for _ in range(2):  # the second needs the names of the first
+        for output in run_on(2, "leftovers.py", logs=logs):
+            assert output.failure is None, Path(output.failure.log).read_text()
+        assert not list(Path("/dev/shm").glob("scaling-study-test-*"))
+
+
 def test_a_module_runs_as_after_torchrun_m(logs: Path) -> None:
     [output] = run_on(1, "as_module.train", "--flag", "a b", logs=logs)
     assert output.failure is None, next(logs.glob("as_module*")).read_text()
