@@ -21,9 +21,11 @@ from trainables.probe.rows import (
     evaluation_steps,
     launch_times,
     losses,
+    micro_batches,
     part_times,
-    per_step,
     reasons_for_nulls,
+    tokens_of,
+    total,
     unusual_inference,
     usual,
 )
@@ -340,15 +342,16 @@ class Probe:
         Some loaders return the batch of all ranks, of which each rank takes its part (Accelerate's `split_batches`).
         """
         observed = self._observed()
-        loaded, computed = (usual(per_step(observed, name)) for name in ("loader_samples", "forward_samples"))
+        loaded = usual([total(step.loader_samples) for step in observed])
+        computed = usual([total(micro_batches(step)) for step in observed])
         return computed if loaded is None or (computed is not None and loaded == group_size() * computed) else loaded
 
     def _micro_batches(self, observed: list[StepSpans], batch: int | None) -> int | None:
-        """Return the batches per step. With several models, as of a GAN, there are more forward passes than batches."""
+        """Return the batches per step. A loader may return batches that the model sees in parts, and the reverse."""
         loaded = usual([len(step.loader_samples) for step in observed])
-        if loaded and usual(per_step(observed, "forward_samples")) != batch:
+        if loaded and usual([total(micro_batches(step)) for step in observed]) != batch:
             return loaded
-        return usual([len(step.forward_samples) for step in observed])
+        return usual([len(micro_batches(step)) for step in observed])
 
     def evaluated(self) -> set[int]:
         """Return the steps of this rank that contain an evaluation pass."""
@@ -365,7 +368,7 @@ class Probe:
         """Return the facts of this rank; see `docs/measuring.md`, "Scripts"."""
         observed = self._observed()
         batch = self._samples()
-        tokens = usual(per_step(observed, "forward_tokens"))
+        tokens = usual([tokens_of(step) for step in observed])
         if self.job.tokens_per_sample is not None and batch is not None:
             tokens = batch * self.job.tokens_per_sample
         self.nulls = reasons_for_nulls(observed, batch, tokens) | self.nulls

@@ -4,7 +4,6 @@ import math
 import statistics
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 from trainables.probe.job import Row
 from trainables.probe.spans import Span, StepSpans
@@ -111,10 +110,34 @@ def usual(values: Sequence[int | None]) -> int | None:
     return common if 2 * known.count(common) > len(known) else round(statistics.fmean(known))
 
 
-def per_step(steps: Sequence[StepSpans], name: str) -> list[Any]:
-    """Return, per step, the sum of a list of counts; None if it is empty or one of them is unknown."""
-    lists = [getattr(step, name) for step in steps]
-    return [sum(values) if values and None not in values else None for values in lists]
+def total(counts: Sequence[int | None]) -> int | None:
+    """Return the sum of counts; None if there are none or one of them is unknown."""
+    return sum(filter(None, counts)) if counts and None not in counts else None
+
+
+def micro_batches(step: StepSpans) -> list[int | None]:
+    """Return the samples of the forward passes of a step that see each sample once.
+
+    A loop may call several modules with the same samples: an encoder and its heads, a generator and a discriminator,
+    two critics and an actor. The passes are those of the module with the fewest, among the modules whose usual batch is
+    that of most modules.
+    """
+    by_module: dict[int, list[int | None]] = {}
+    for one in step.forward_passes:
+        by_module.setdefault(one.module, []).append(one.samples)
+    sizes = {module: usual(of_module) for module, of_module in by_module.items()}
+    known = [size for size in sizes.values() if size is not None]
+    common = statistics.mode(known) if known else None
+    return min((by_module[module] for module, size in sizes.items() if size == common), key=len, default=[])
+
+
+def tokens_of(step: StepSpans) -> int | None:
+    """Return the tokens of a step: of the module that sees the most. None if no module's inputs are tokens."""
+    by_module: dict[int, int] = {}
+    for one in step.forward_passes:
+        if one.tokens is not None:
+            by_module[one.module] = by_module.get(one.module, 0) + one.tokens
+    return max(by_module.values(), default=None)
 
 
 def losses(steps: Sequence[StepSpans]) -> list[float | None]:

@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -39,6 +39,15 @@ class Span:
     end_s: float = 0.0
 
 
+class ForwardPass(NamedTuple):
+    """A forward pass with gradients of a module that the loop calls itself, and what its inputs show."""
+
+    module: int
+    """id of the `Outermost`"""
+    samples: int | None
+    tokens: int | None
+
+
 @dataclass
 class StepSpans:
     """What the wrappers saw in one step."""
@@ -47,9 +56,7 @@ class StepSpans:
     copied_bytes: int = 0
     loader_samples: list[int | None] = field(default_factory=list)
     """per batch that a DataLoader returned"""
-    forward_samples: list[int | None] = field(default_factory=list)
-    """per forward pass with gradients, from the model's inputs"""
-    forward_tokens: list[int | None] = field(default_factory=list)
+    forward_passes: list[ForwardPass] = field(default_factory=list)
     inference_passes: int = 0
     """forward passes without gradients"""
     last_gradient: Mark = None
@@ -242,8 +249,8 @@ class Instruments:
         if self._is_outermost():
             inputs = (list(args[1:] if args and args[0] is outermost.module() else args), kwargs)
             if outermost.trained and learning:
-                step.forward_samples.append(samples([*inputs[0], *inputs[1].values()]))
-                step.forward_tokens.append(tokens(inputs))
+                size = samples([*inputs[0], *inputs[1].values()])
+                step.forward_passes.append(ForwardPass(id(outermost), size, tokens(inputs)))
             elif outermost.trained:
                 step.inference_passes += 1
         span = self._start("forward" if outermost.trained else "loss" if learning else "other")

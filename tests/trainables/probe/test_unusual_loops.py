@@ -56,6 +56,26 @@ def test_a_wrapper_whose_step_is_never_called_is_no_optimizer_of_the_cycle() -> 
     assert all(row["forward_s"] > 0 and row["backward_s"] > 0 for row in phases(output))
 
 
+def test_modules_that_see_the_same_samples_do_not_count_them_more_than_once() -> None:
+    """Two critics learn twice per step, an actor once; an encoder reads tokens for a head on all of them."""
+    critics, actor = [nn.Linear(4, 1), nn.Linear(4, 1)], nn.Linear(4, 4)
+    encoder, head = nn.Embedding(10, 4), nn.Linear(4, 10)
+    modules = nn.ModuleList([*critics, actor, encoder, head])
+    optimizer = torch.optim.SGD(modules.parameters(), lr=0.1)
+
+    def step() -> None:
+        for _ in range(2):  # micro-batches
+            states = encoder(torch.ones(6, 5, dtype=torch.int64))
+            loss = head(states.flatten(0, 1)).sum()
+            for _ in range(2):
+                loss = loss + sum(critic(torch.ones(6, 4)).sum() for critic in critics)
+            (loss + actor(torch.ones(6, 4)).sum()).backward()
+        optimizer.step()
+
+    evidence = measured(step).evidence
+    assert (evidence["samples_per_step"], evidence["micro_batches"], evidence["tokens_per_step"]) == (12, 2, 60)
+
+
 ENGINE = """
 class DeepSpeedEngine:
     def __init__(self, *optimizers):
