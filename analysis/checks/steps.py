@@ -6,6 +6,7 @@ tested (Bonferroni). Effects too small to matter are not reported. Data from GPU
 `analysis.tables.environment` and `analysis.verdict.communication`.
 """
 
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -22,6 +23,8 @@ from analysis.two_way import PRIOR_DEGREES
 
 MIN_REPEATS = 3
 LONGEST_PERIOD = 64
+RARE_MATTERS, FEWEST_RARE = 0.05, 10
+"""Share of a plain window from which one rare step matters, and the rare steps that a window should contain."""
 
 
 def findings(data: CheckData) -> list[Finding]:
@@ -94,6 +97,30 @@ def _on_one_phase(outliers: tuple[int, ...], steps: int, periods: np.ndarray) ->
         largest[i] = counts.max()
         phase_sizes[i] = np.bincount(np.arange(1, steps) % period, minlength=period)[counts == largest[i]].min()
     return np.minimum(1.0, periods * stats.hypergeom.sf(largest - 1, steps - 1, phase_sizes, len(outliers)))
+
+
+def rare_steps(data: CheckData) -> list[Finding]:
+    """Find plain windows whose throughput depends on how many rare, long steps fell into them.
+
+    This is no significance test: chance does not bring a step of this length into most windows.
+    """
+    rows = _step_shapes(data)
+    rare = rows[rows["rare_share"].astype(float) >= RARE_MATTERS]
+    if len(rare) < max(2, len(rows) / 2):
+        return []
+    worst = rare.loc[rare["rare_share"].astype(float).idxmax()]
+    steps, count = int(worst["plain_steps"]), int(worst["rare"])
+    enough = 10 * math.ceil(FEWEST_RARE * steps / count / 10)
+    sentence = (
+        f"In {_trial_count(rare)} the throughput depends on how many rare, long steps are in the window: at worst "
+        f"{count} of {steps} steps, {number(worst['rare_times'], 1)} times as long as the median step, each "
+        f"{percent(worst['rare_share'])} of the window."
+    )
+    fix = (
+        f"If they recur, as rollouts, logging and checkpoints do, use windows with at least {FEWEST_RARE}: "
+        f"--steps {enough}. If they are evaluations, call eval() of the model in them, and they are left out."
+    )
+    return [Finding("rare_steps", sentence, tuple(rare["trial_id"]), fix)]
 
 
 def bimodal_steps(data: CheckData) -> list[Finding]:
@@ -229,6 +256,7 @@ CHECKS: Mapping[str, Callable[[CheckData], list[Finding]]] = {
     "first_step": first_step,
     "warm_up": warm_up,
     "periodic_steps": periodic_steps,
+    "rare_steps": rare_steps,
     "bimodal_steps": bimodal_steps,
     "slow_rank": slow_rank,
     "few_repeats": few_repeats,

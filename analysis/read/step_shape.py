@@ -29,11 +29,15 @@ OUTLIER_EXCESS = 0.05
 SHAPE_COLUMNS = (
     "trial_id", "steps", "median_s", "first_s", "first_is_slowest", "early_s", "late_s", "early_u", "early_u_mean",
     "early_u_variance", "outliers", "outliers_s", "dip_p", "low_s", "high_s", "high_share", "longest_step", "longest_s",
-    "usual_s", "recurring_s", "longest_after_s", "longest_rank", "longest_phase",
+    "usual_s", "recurring_s", "longest_after_s", "longest_rank", "longest_phase", "plain_steps", "rare", "rare_times",
+    "rare_share",
 )  # fmt: skip
 
 RECURRING = 3
 """Steps that must be at least as long for a time to be one that recurs."""
+
+RARE_TIMES, MOST_RARE = 3.0, 0.25
+"""Rare steps of a plain window take at least this many times the median, and are at most this share of its steps."""
 
 _WAITING = ("backward_s", "reduce_s")
 """Phases in which a rank waits for the others."""
@@ -60,6 +64,8 @@ def step_shapes(steps: pd.DataFrame) -> pd.DataFrame:
     slowest rank, and the time of the steps before it. usual_s: the median of such times. recurring_s: that of the step
     with `RECURRING` others between it and the longest. longest_rank, longest_phase: where most of its excess is,
     outside of phases in which ranks wait for each other; null if there is no such rank.
+    plain_steps: steps of the plain window, null if they have no times of their own. rare: how many of them are rare,
+    see `RARE_TIMES`. rare_times: median of their times / that of all. rare_share: median excess of one / the window.
     """
     require(steps, ("trial_id", "window", "step", "step_s"), "the frame of steps")
     phases = [name for name in PHASES if name in steps]
@@ -72,8 +78,14 @@ def step_shapes(steps: pd.DataFrame) -> pd.DataFrame:
     if "load_wait_s" in phases:
         unloaded_s = step_times_s - by_step["load_wait_s"].max().astype(float).fillna(0.0)
         step_times_s = unloaded_s.where(unloaded_s > 0, step_times_s)
+    is_plain = (steps["window"] == "plain") & (steps["step_s"] > 0)
+    plain_s = steps[is_plain].groupby(["trial_id", "step"], observed=True)["step_s"].median()
+    rare = {trial_id: _rare(step_s.to_numpy()) for trial_id, step_s in plain_s.groupby(level="trial_id", observed=True)}
     rows = [
-        {"trial_id": trial_id} | _shape(step_s.to_numpy()) | _longest(of_trial[trial_id], phases)
+        {"trial_id": trial_id}
+        | _shape(step_s.to_numpy())
+        | _longest(of_trial[trial_id], phases)
+        | rare.get(trial_id, {})
         for trial_id, step_s in step_times_s.groupby(level="trial_id", observed=True)
         if len(step_s) >= FEWEST_STEPS
     ]
@@ -100,6 +112,19 @@ def _longest(timed: pd.DataFrame, phases: Sequence[str]) -> dict[str, Any]:
         "longest_after_s": by_step[by_step.index < step].sum(),
         "longest_rank": place[0],
         "longest_phase": place[1],
+    }
+
+
+def _rare(step_s: np.ndarray) -> dict[str, Any]:
+    """Describe the rare steps of a plain window."""
+    middle_s = float(np.median(step_s))
+    far_s = step_s[step_s >= RARE_TIMES * middle_s]
+    is_rare = 0 < len(far_s) <= MOST_RARE * len(step_s)
+    return {
+        "plain_steps": len(step_s),
+        "rare": len(far_s) if is_rare else 0,
+        "rare_times": float(np.median(far_s)) / middle_s if is_rare else np.nan,
+        "rare_share": (float(np.median(far_s)) - middle_s) / step_s.sum() if is_rare else 0.0,
     }
 
 

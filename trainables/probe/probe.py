@@ -26,7 +26,6 @@ from trainables.probe.rows import (
     reasons_for_nulls,
     tokens_of,
     total,
-    unusual_inference,
     usual,
 )
 from trainables.probe.spans import Instruments, Outermost, StepSpans
@@ -361,8 +360,7 @@ class Probe:
             id(module) in common for root in self._called_modules(trained=True) for module in root.modules()
         ):
             self.nulls["evaluation"] = "most steps put the model in evaluation mode, so evaluation looks like training"
-        phases = [number for number in self._spans if windows[number] == "phases"]
-        return steps | unusual_inference([self._spans[number] for number in phases], min(phases, default=0))
+        return steps
 
     def evidence(self) -> dict[str, Any]:
         """Return the facts of this rank; see `docs/measuring.md`, "Scripts"."""

@@ -72,14 +72,6 @@ def evaluation_steps(
     return {step for signal, steps in signals.items() if signal not in common for step in steps}, common
 
 
-def unusual_inference(steps: Sequence[StepSpans], first: int) -> set[int]:
-    """Return the steps with more forward passes without gradients than most, numbered from `first`."""
-    if not steps:
-        return set()
-    usual = statistics.median_low([step.inference_passes for step in steps])
-    return {first + index for index, step in enumerate(steps) if step.inference_passes > usual}
-
-
 def label_evaluations(rows: Sequence[Row], evaluated: Collection[int]) -> list[Row]:
     """Return the rows of a rank with `evaluated` steps in a window of their own, and the seconds of each window.
 

@@ -57,8 +57,6 @@ class StepSpans:
     loader_samples: list[int | None] = field(default_factory=list)
     """per batch that a DataLoader returned"""
     forward_passes: list[ForwardPass] = field(default_factory=list)
-    inference_passes: int = 0
-    """forward passes without gradients"""
     last_gradient: Mark = None
     losses: list[torch.Tensor] = field(default_factory=list)
     """per backward pass the number that it starts from, on the device, before a gradient scaler has multiplied it"""
@@ -251,8 +249,6 @@ class Instruments:
             if outermost.trained and learning:
                 size = samples([*inputs[0], *inputs[1].values()])
                 step.forward_passes.append(ForwardPass(id(outermost), size, tokens(inputs)))
-            elif outermost.trained:
-                step.inference_passes += 1
         span = self._start("forward" if outermost.trained else "loss" if learning else "other")
         try:
             return original(*args, **kwargs)

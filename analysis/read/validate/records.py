@@ -31,7 +31,7 @@ _RESERVED = re.compile(
     r"|(.*_)?(variance|degrees|difference|error|losses|top1|top5)|(train|epoch)_loss|lossless_batch(_.*)?"
     r"|(epochs|early|longest|is|previous|failing|own)_.*|critical_from|change|how|gain|machine|made_of"
     r"|plain_efficiency|lane|kind|log_mean|outlying|group_names|not_resolved|beats_naive|residual|loss_scale"
-    r"|first_is_slowest|outliers|dip_p|within_noise|reached|runs|in_order|traced"
+    r"|first_is_slowest|outliers|dip_p|rare(_times)?|plain_steps|within_noise|reached|runs|in_order|traced"
 )
 """Columns that the analysis adds to the fields of a trial."""
 

@@ -39,6 +39,7 @@ FINDING_LABELS = {
     "warm_up": "warm-up too short",
     "bimodal_steps": "two classes of steps",
     "periodic_steps": "slow steps recur",
+    "rare_steps": "throughput depends on a few long steps",
     "first_step": "slow first step",
 }
 """Findings of the data checks in a few words. Too few repeats are stated by the number of groups."""

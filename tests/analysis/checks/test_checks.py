@@ -73,8 +73,11 @@ def study(seed: int, change: Change = unchanged) -> CheckData:
     steps["step_s"] = steps["nominal_s"] * common
     for name, part in (("load_wait_s", 0.1), ("forward_s", 0.3), ("backward_s", 0.5)):
         steps[name] = part * steps["nominal_s"] * np.exp(0.03 * rng.standard_normal(len(steps)))
+    steps["plain_times"] = 1.0  # step of the plain window / that of the phases window
     change(trials, steps)
     steps = steps.assign(trial_id=trials["trial_id"].to_numpy()[trial], window="phases", samples=32, window_s=1.0)
+    plain = steps.assign(window="plain", step_s=steps["step_s"] * steps["plain_times"])
+    steps = pd.concat([steps, plain], ignore_index=True)
     steps = steps.reindex(columns=list(REQUIRED_COLUMNS))
     return CheckData(trials, step_shapes(steps), windows(steps))
 
@@ -117,6 +120,10 @@ def every_sixth(trials: pd.DataFrame, steps: pd.DataFrame) -> None:
     steps.loc[of_configuration & (steps["step"] % 6 == 4), "step_s"] *= 1.5
 
 
+def rollouts(trials: pd.DataFrame, steps: pd.DataFrame) -> None:
+    steps.loc[steps["step"] == 7, "plain_times"] = 10.0
+
+
 def two_speeds(trials: pd.DataFrame, steps: pd.DataFrame) -> None:
     steps.loc[(steps["trial"] == 11) & (steps["step"].isin([2, 3, 5, 8, 11, 12, 13, 17, 19, 20])), "step_s"] *= 1.4
 
@@ -131,6 +138,7 @@ FAULTS: dict[str, tuple[Change, str, Callable[[str], bool]]] = {
     "first_step": (slow_first, "takes 2.1 times the median of the others, up to 4", lambda t: t.startswith("c3-")),
     "warm_up": (slow_start, "the window starts 15", lambda t: t.startswith("c7-")),
     "periodic_steps": (every_sixth, "most clearly every 6 steps", lambda t: t.startswith("c5-")),
+    "rare_steps": (rollouts, "1 of 24 steps, 10", lambda trial_id: True),
     "bimodal_steps": (two_speeds, "steps fall into two classes", lambda t: t == "c12-r0"),
     "slow_rank": (slow_rank_1, "Rank 1 has the longest forward pass in ", lambda t: int(t[1:].split("-")[0]) % 3 > 0),
 }
@@ -153,6 +161,17 @@ def test_a_fault_triggers_no_other_check(name: str) -> None:
     change, _, _ = FAULTS[name]
     expected_too = {"periodic_steps": {"bimodal_steps"}, "warm_up": {"bimodal_steps"}}.get(name, set())
     assert names(findings(study(1, change))) - expected_too <= {name}
+
+
+def test_rare_steps_of_a_few_trials_or_of_long_windows_are_no_finding() -> None:
+    def in_some(trials: pd.DataFrame, steps: pd.DataFrame) -> None:
+        steps.loc[(steps["step"] == 7) & (steps["trial"] < TRIALS // 3), "plain_times"] = 10.0
+
+    def short(trials: pd.DataFrame, steps: pd.DataFrame) -> None:
+        steps.loc[steps["step"] == 7, "plain_times"] = 2.0
+
+    for change in (in_some, short):
+        assert "rare_steps" not in names(findings(study(2, change)))
 
 
 def test_configurations_with_two_repeats_are_reported(tmp_path: Path) -> None:
@@ -193,7 +212,7 @@ def test_the_report_lists_findings_and_fixes(tmp_path: Path) -> None:
     assert table.frame["check"].tolist() == ["change point"]
     assert "trial_ids" in table.frame
     assert "change point" in table.to_markdown()
-    silent = "drift, first step, warm up, periodic steps, bimodal steps, slow rank and few repeats."
+    silent = "drift, first step, warm up, periodic steps, rare steps, bimodal steps, slow rank and few repeats."
     assert silent in table.note
     assert any(
         line.startswith("From minute 0 of the study on, repeats of the same configurations are")
