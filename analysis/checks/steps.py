@@ -108,7 +108,7 @@ def rare_steps(data: CheckData) -> list[Finding]:
     rare = rows[rows["rare_share"].astype(float) >= RARE_MATTERS]
     if len(rare) < max(2, len(rows) / 2):
         return []
-    worst = rare.loc[rare["rare_share"].astype(float).idxmax()]
+    worst = rare.iloc[int(rare["rare_share"].to_numpy(float).argmax())]
     steps, count = int(worst["plain_steps"]), int(worst["rare"])
     enough = 10 * math.ceil(FEWEST_RARE * steps / count / 10)
     sentence = (

@@ -9,9 +9,13 @@ import pandas as pd
 
 from analysis.measure.collectives import matched
 from analysis.measure.communication import WAIT_MATTERS_SHARE, least, of_ranks, others, rank_medians
+from analysis.measure.communication import WINDOW as SCRIPTS_WINDOW
 
 WINDOW = "profile"
-"""The window of steps that strategies of this project trace. That of scripts is the communication window."""
+"""The window of steps that strategies of this project trace."""
+
+WINDOWS = (WINDOW, SCRIPTS_WINDOW)
+"""The latter is that of scripts. Its steps have totals of their collectives if they have no buckets."""
 
 TRACED_COLUMNS = [
     "communication_s", "wire_s", "wait_s", "hidden_s", "exposed_s", "exposed_wire_s", "exposed_wait_s",
@@ -22,7 +26,7 @@ _RANK = ["trial_id", "rank"]
 
 
 def traced_breakdown(collectives: pd.DataFrame, window_rows: pd.DataFrame) -> pd.DataFrame:
-    """Return `TRACED_COLUMNS` per trial with collectives in `WINDOW`, indexed by trial_id.
+    """Return `TRACED_COLUMNS` per trial whose traced steps have totals of their collectives, indexed by trial_id.
 
     collectives: in the layout of collectives.parquet. window_rows: see `reduce.windows`.
 
@@ -34,7 +38,10 @@ def traced_breakdown(collectives: pd.DataFrame, window_rows: pd.DataFrame) -> pd
     that with the shortest exposed wait; values are medians over the other ranks. lateness_s: by how much its exposed
     wait is shorter. kernel_s: time with computation on the GPU; null on CPU ranks. traced: 1.
     """
-    rows = matched(collectives[collectives["window"] == WINDOW])
+    totals = window_rows[window_rows["window"].isin(WINDOWS) & window_rows["collectives_s"].notna()]
+    windows = set(zip(totals["trial_id"], totals["window"], strict=True))
+    is_known = [key in windows for key in zip(collectives["trial_id"], collectives["window"], strict=True)]
+    rows = matched(collectives[np.array(is_known, dtype=bool)])
     if rows.empty:
         return pd.DataFrame(columns=TRACED_COLUMNS, index=pd.Index([], name="trial_id"), dtype=float)
     sums = rows.groupby([*_RANK, "step"])[["duration_s", "transfer_s", "exposed_s", "exposed_transfer_s"]].sum()
@@ -45,7 +52,8 @@ def traced_breakdown(collectives: pd.DataFrame, window_rows: pd.DataFrame) -> pd
         }
     )
     shares = shares.groupby(level=_RANK).median().fillna(0.0)
-    seen = of_ranks(window_rows, WINDOW, ["collectives_s", "exposed_collectives_s", "kernels_s", "step_s"])
+    names = ["collectives_s", "exposed_collectives_s", "kernels_s", "step_s"]
+    seen = of_ranks(totals.assign(window=WINDOW), WINDOW, names)
     ranks = seen.reindex(shares.index).rename(
         columns={"collectives_s": "communication_s", "exposed_collectives_s": "exposed_s", "kernels_s": "kernel_s"}
     )

@@ -102,7 +102,11 @@ def holds_back(analysis: Analysis) -> list[str]:
             shown = f"{number(lost, 2)} {one} is" if lost <= 1 else f"{number(lost, 2)} {several} are"
             sentences.append(f"{shown} lost, {most}.")
     elif (analysis.configurations["world_size"] > 1).any() and pd.isna(shares["wire"]):
-        sentences.append("Communication was not measured separately: rerun with --set communication_steps=10.")
+        sentences.append(
+            "Communication was not measured separately: rerun with --set communication_steps=10."
+            if analysis.communication.slowed.empty
+            else "Communication is unknown, because the profiler slows the steps too much: use a larger batch."
+        )
     if len(sentences) < 2 and (late := late_ranks(analysis)):
         sentences.append(late)
     return sentences

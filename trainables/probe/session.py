@@ -113,7 +113,9 @@ def rank_tables(
 ) -> RankTables:
     """Return the tables and the evidence of a rank. Operations that could not be counted are taken from the trace.
 
-    `result`: of `measured`. `evaluated`: the steps in which any rank evaluated."""
+    Steps without buckets, as of FSDP2 and ZeRO, have totals of their collectives. `result`: of `measured`. `evaluated`:
+    the steps in which any rank evaluated.
+    """
     rows = label_evaluations(result.get("rows", ()), evaluated)
     found, trace, flops = TraceRows([], [], {}, {}), None, None
     if trace_file.exists():
@@ -125,7 +127,10 @@ def rank_tables(
     last = found.last_gradients_s
     gradient_bytes = result.get("evidence", {}).get("gradient_bytes")
     reductions = [_all_gradients(row, rank, gradient_bytes) for row in rows if "reduced_s" in row]
-    steps = [{"rank": rank, "last_gradient_s": last.get(row["step"])} | row for row in rows]
+    totals = {} if found.buckets else found.totals
+    steps = [
+        {"rank": rank, "last_gradient_s": last.get(row["step"])} | row | totals.get(row["step"], {}) for row in rows
+    ]
     tables = {
         "steps": [{name: value for name, value in row.items() if name != "reduced_s"} for row in steps],
         "buckets": [row for row in (*reductions, *found.buckets) if row["step"] not in evaluated],

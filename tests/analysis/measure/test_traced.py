@@ -72,6 +72,19 @@ def test_a_late_rank_is_named_and_the_wait_is_that_of_the_other() -> None:
     assert (found["kernel_s"], found["communication_step_s"], found["traced"]) == (6.0, 10.0, 1.0)
 
 
+def test_scripts_without_buckets_are_divided_in_the_same_way() -> None:
+    rows = [
+        *calls(0, (0.0, 2.0, 0.0), (4.0, 6.0, 1.0)),
+        *calls(1, (1.0, 2.0, 0.0), (5.0, 6.0, 1.0)),
+    ]
+    of_strategy, seen = breakdown(rows, windows(3.0, 1.0)), windows(3.0, 1.0).replace("profile", "communication")
+    collectives = pd.DataFrame(rows).assign(window="communication")
+    [of_script] = traced_breakdown(collectives, seen).to_dict("records")
+    assert of_script == of_strategy
+    without_totals = seen.assign(collectives_s=np.nan)
+    assert traced_breakdown(collectives, without_totals).empty
+
+
 def test_hidden_communication_costs_nothing() -> None:
     rows = [*calls(0, (0.0, 1.0, 1.0), (2.0, 3.0, 1.0)), *calls(1, (0.0, 1.0, 1.0), (2.0, 3.0, 1.0))]
     found = breakdown(rows, windows(0.0, 0.0))

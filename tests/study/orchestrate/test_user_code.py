@@ -230,11 +230,31 @@ def test_ranks_of_ray_run_a_script_too(local_ray: str, results_folder: str, no_f
     check_ranks_of_the_script(record)
 
 
-def test_the_example_train_function_is_studied_on_two_ranks(
-    local_ray: str, results_folder: str, no_figures: None
+SHARING = """
+import tempfile
+from pathlib import Path
+
+import torch.distributed as dist
+from train_function import train_func as example
+
+
+def train_func(config):
+    shared = Path(tempfile.gettempdir(), "prepared")
+    if dist.get_rank() == 0:
+        shared.touch(exist_ok=False)
+    dist.barrier()
+    assert shared.exists(), "the ranks of a host have several temporary folders"
+    example(config)
+"""
+
+
+def test_the_example_train_function_is_studied_on_two_ranks_that_share_temporary_files(
+    local_ray: str, results_folder: str, tmp_path: Path, no_figures: None
 ) -> None:
+    (tmp_path / "train_function.py").write_text((EXAMPLES / "train_function.py").read_text())
+    (tmp_path / "sharing.py").write_text(SHARING)
     arguments = (
-        f"run --train-func {EXAMPLES}/train_function.py:train_func --gpus 2 --vary batch_size=16 --steps 4 "
+        f"run --train-func {tmp_path}/sharing.py:train_func --gpus 2 --vary batch_size=16 --steps 4 "
         f"--repeats 1 --set sweep_bytes=4096 --address {local_ray} --out {results_folder}"
     )
     assert main(shlex.split(arguments)) == DONE
