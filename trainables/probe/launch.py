@@ -253,10 +253,10 @@ def _end_session(process: "subprocess.Popen[bytes]") -> None:
                 trackers.append(member)
             else:
                 member.kill()
-    process.wait()
     psutil.wait_procs(trackers, TRACKER_GRACE_S)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
+    process.wait()  # last, because its process id may be given to others then
 
 
 def _session(pid: int) -> Iterator[psutil.Process]:

@@ -118,7 +118,7 @@ def test_fsdp2_has_collectives_but_no_buckets(logs: Path) -> None:
         assert all(row["end_s"] > row["start_s"] for row in output.tables["collectives"])
         assert all(0 <= row["hidden_s"] <= row["end_s"] - row["start_s"] for row in output.tables["collectives"])
         for row in rows(output, "communication"):
-            assert 0 < row["exposed_collectives_s"] <= row["collectives_s"] <= row["step_s"]
+            assert 0 <= row["exposed_collectives_s"] <= row["collectives_s"] and row["collectives_s"] > 0
         assert output.evidence["samples_per_step"] == 4
 
 
