@@ -39,9 +39,7 @@ def traced_breakdown(collectives: pd.DataFrame, window_rows: pd.DataFrame) -> pd
     wait is shorter. kernel_s: time with computation on the GPU; null on CPU ranks. traced: 1.
     """
     totals = window_rows[window_rows["window"].isin(WINDOWS) & window_rows["collectives_s"].notna()]
-    windows = set(zip(totals["trial_id"], totals["window"], strict=True))
-    is_known = [key in windows for key in zip(collectives["trial_id"], collectives["window"], strict=True)]
-    rows = matched(collectives[np.array(is_known, dtype=bool)])
+    rows = matched(collectives.merge(totals[["trial_id", "window"]].drop_duplicates()))
     if rows.empty:
         return pd.DataFrame(columns=TRACED_COLUMNS, index=pd.Index([], name="trial_id"), dtype=float)
     sums = rows.groupby([*_RANK, "step"])[["duration_s", "transfer_s", "exposed_s", "exposed_transfer_s"]].sum()
