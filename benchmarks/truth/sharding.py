@@ -17,6 +17,8 @@ import json
 import shutil
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +145,7 @@ def compared(results: Results, planned: dict[tuple[str, str], Trial]) -> list[di
     slowed = slowed_by_trace(results.trials, results.windows)
     breakdown = traced_breakdown(results.collectives, results.windows)
     paths = results.trials.set_index("trial_id")["trace_paths"]
+    traced = _traced_windows([path for trial in planned.values() for path in paths[trial.trial_id]])
     samples = []
     for (parallel, workload), trial in planned.items():
         own = results.steps[(results.steps["trial_id"] == trial.trial_id) & (results.steps["window"] == WINDOW)]
@@ -164,8 +167,14 @@ def compared(results: Results, planned: dict[tuple[str, str], Trial]) -> list[di
                 "late_rank": None if pd.isna(late) else int(late),
             }
             sample |= {f"{name}_s": float(steps[column].mean()) for column, name in COLUMNS.items()}
-            samples.append(sample | {f"trace_{name}": value for name, value in traced_window(Path(path)).items()})
+            samples.append(sample | {f"trace_{name}": value for name, value in traced[path].items()})
     return samples
+
+
+def _traced_windows(paths: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Read traces in as many processes as there are cores: on GPUs, that of one rank takes several seconds."""
+    with ProcessPoolExecutor(count_cpus(), mp_context=get_context("spawn")) as pool:
+        return dict(zip(paths, pool.map(traced_window, map(Path, paths)), strict=True))
 
 
 def figures(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

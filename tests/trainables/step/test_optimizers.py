@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 import pytest
@@ -15,6 +15,7 @@ from trainables.data.loader import endless_batches
 from trainables.models.optimizers import TRUST_COEFFICIENT, correct_momentum, make_optimizer, set_learning_rate
 from trainables.registry import OPTIMIZERS
 from trainables.step.context import RankSetup, rank_context
+from trainables.step.parallel import fsdp2
 from trainables.step.precision import Updater, fp16, fp16_master
 from trainables.step.step import training_step
 from trainables.step.timing import no_mark
@@ -236,11 +237,14 @@ def test_nesterov_without_momentum_is_rejected() -> None:
 
 
 PAIR = Trial(model="mlp", world_size=2, batch_per_gpu=8, decay_norm_and_bias=False, learning_rate=0.05)
-SHARDED = [("sgd", "zero1"), ("lars", "zero1"), ("lamb", "zero1"), ("lars", "fsdp2"), ("lamb", "fsdp2")]
+SHARDED = [
+    *((name, "zero1") for name in ("sgd", "lars", "lamb")),
+    *((name, "fsdp2") for name in ("sgd", "lars", "lamb", "adamw")),
+]
 
 
 def train_sharded(rank: int) -> dict[tuple[str, str], list[torch.Tensor]]:
-    pairs = [*SHARDED, *((name, "ddp") for name in ("sgd", "lars", "lamb"))]
+    pairs = [*SHARDED, *((name, "ddp") for name in ("sgd", "lars", "lamb", "adamw"))]
     return {
         (name, parallel): trained(PAIR.but(optimizer=name, parallel=parallel), rank, None, steps=2)["weights"]
         for name, parallel in pairs
@@ -252,6 +256,16 @@ def test_sharded_optimizers_train_like_unsharded_ones() -> None:
         for name, parallel in SHARDED:
             for mine, value in zip(found[name, parallel], found[name, "ddp"], strict=True):
                 torch.testing.assert_close(mine, value, rtol=1e-4, atol=1e-5, msg=f"{name} {parallel}")
+
+
+@pytest.mark.parametrize(("name", "is_fused"), [("adamw", True), ("sgd", False)])
+def test_optimizers_of_sharded_weights_are_fused_if_their_kernel_supports_them(name: str, is_fused: bool) -> None:
+    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        optimizers = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+        return optimizers[name](parameters, lr=0.1, fused=True)
+
+    optimizer = fsdp2.optimizer(make, [nn.Parameter(torch.ones(4))], None)
+    assert optimizer.param_groups[0]["fused"] is is_fused
 
 
 @pytest.mark.parametrize(
