@@ -91,7 +91,7 @@ STUDIES = (
     Published(
         "loader-grid",
         (
-            "loader-grid --data-dir {photos} --batch-per-gpu 64 --set cpus_per_rank=1,8 --loader-workers 2,8,32 "
+            "loader-grid --data-dir {photos} --batch-per-gpu 64 --set cpus_per_rank=1,8 --loader-workers 2,8,32,128 "
             "--set window_limit_s=5",
         ),
         gpus=1,

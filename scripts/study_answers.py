@@ -21,11 +21,12 @@ from study.studies.questions import QUESTIONS
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 
 FOLDERS: Mapping[str, tuple[str, ...]] = {
-    "forum-phases": ("forum-phases", "forum-phases-h200"),
-    "hpml-lab4": ("hpml-lab4", "hpml-lab4-h200", "fifth-epoch"),
+    "forum-phases": ("forum-phases", "forum-phases-h200", "forum-phases-batch-256"),
+    "hpml-lab4": ("hpml-lab4", "hpml-lab4-h200", "hpml-lab4-4gpu", "fifth-epoch"),
     "acceleration-ladder": ("acceleration-ladder", "acceleration-ladder-1gpu"),
-    "vgg-case-study": ("vgg-case-study", "vgg-case-study-h200"),
+    "vgg-case-study": ("vgg-case-study", "vgg-case-study-h200", "vgg-case-study-4gpu"),
     "number-formats": ("number-formats",),
+    "loader-grid": ("loader-grid",),
     "mlstm-scaling": ("mlstm-scaling",),
 }
 """Packed results per study, in the order in which they are asked; the first one that can answers a question."""

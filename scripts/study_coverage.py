@@ -6,9 +6,10 @@
 (`field=value|value;field=value&value`: any of the values, or every one of them), the key of the question that it asks,
 and the command that measures it. Grades:
 
-works: trials on GPUs with these values are done, each configuration has at least `LEAST_REPEATS` repeats, and the
-question, if any, is answered from these folders. Rows without trials need only the answer. After a trial that ran out
-of memory its later repeats are pruned; rows about the end of memory count them.
+works: trials on GPUs with these values are done, each configuration has at least `LEAST_REPEATS` repeats in the same
+environment (`analysis.read.environment`), and the question, if any, is answered from these folders. Rows without trials
+need only the answer. After a trial that ran out of memory its later repeats are pruned; rows about the end of memory
+count them.
 partly: such trials are done, but with fewer repeats or without one of the values, or the question is not answered.
 no: no such trial is done. The column `reason` has the reason of each row that does not work.
 """
@@ -23,6 +24,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.measure.configurations import trial_fields
+from analysis.read.environment import by_environment
 from analysis.read.results import load_reduced
 from analysis.text import join
 from scripts.study_answers import FOLDERS, RESULTS, study_answers
@@ -33,6 +35,7 @@ COLUMNS = ("row", "source", "study", "result", "gpu_kinds", "repeats", "answer",
 Asked = tuple[str, str]
 """A study and the key of its question."""
 OUT_OF_SCOPE = "out of scope"
+ENVIRONMENT = "environment_number"
 
 
 def rows() -> list[dict[str, str]]:
@@ -106,16 +109,20 @@ def _absent(trials: pd.DataFrame, where: str) -> list[str]:
 def _fewest_repeats(trials: pd.DataFrame) -> int:
     fields = [name for name in trial_fields(trials) if name not in ("repeat", "seed")]
     keys = trials[fields].map(str).agg("\0".join, axis=1)
-    return int(trials.groupby(keys)["repeat"].nunique().min())
+    found = trials.groupby([keys, trials.get(ENVIRONMENT, keys)])["repeat"].nunique()
+    return int(found.groupby(level=0).max().min())
 
 
 @cache
 def committed() -> dict[str, pd.DataFrame]:
     """Return the trials of each packed folder that a row names."""
     names = dict.fromkeys(name for row in rows() for name in row["results"].split())
-    return {
-        name: load_reduced(str(RESULTS / name)).trials for name in names if (RESULTS / name / "study.json").exists()
-    }
+    return {name: _by_environment(RESULTS / name) for name in names if (RESULTS / name / "study.json").exists()}
+
+
+def _by_environment(folder: Path) -> pd.DataFrame:
+    parts = by_environment(load_reduced(str(folder)))
+    return pd.concat([part.trials.assign(**{ENVIRONMENT: number}) for number, part in enumerate(parts)])
 
 
 def coverage() -> list[dict[str, Any]]:

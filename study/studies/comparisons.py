@@ -61,7 +61,7 @@ def loader_grid(capacity: Capacity) -> Study:
     if on_gpus:
         most = default_cpus_per_rank("cuda", capacity) * max(1, gpus(capacity))
         cores = tuple(2**power for power in range(most.bit_length()) if 2**power <= most)
-        workers: tuple[int, ...] = (0, 1, 2, 4, 8, 16, 32)
+        workers: tuple[int, ...] = (0, 1, 2, 4, 8, 16, 32, 64)
     else:
         cores, workers = (1,), (0, 1, 2)
     return Study(
@@ -70,7 +70,7 @@ def loader_grid(capacity: Capacity) -> Study:
         base=_photographs(on_gpus),
         axes={"cpus_per_rank": cores, "loader_workers": workers},
         repeats=3,
-        report=small_form(on_gpus),
+        report=asked("loader-grid") | small_form(on_gpus),
     )
 
 

@@ -38,6 +38,9 @@ QUESTIONS: Mapping[str, Mapping[str, str]] = {
     "number-formats": {
         "formats.cost": "What does each number format cost in accuracy, and what does it gain in speed?",
     },
+    "loader-grid": {
+        "loader.workers": "How many CPU cores and loader workers are enough, and how many are too many?",
+    },
     "vgg-case-study": {
         "vgg.accuracy": "Does the accuracy change with the number of GPUs?",
         "vgg.best_batch": "Which batch is the best?",

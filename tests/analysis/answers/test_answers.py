@@ -54,6 +54,30 @@ def test_every_question_has_a_function_and_every_function_a_question() -> None:
     assert {key for questions in QUESTIONS.values() for key in questions} == set(ANSWERS)
 
 
+def loader_law(fields: dict[str, Any]) -> dict[str, Any]:
+    """Each worker loads a batch in 400 ms, up to 32 of them; each further one costs 1 %."""
+    workers = fields["loader_workers"]
+    loaded_s = 0.4 / min(workers, 32) * 1.01 ** max(0, workers - 32)
+    return {"step_s": max(0.010, loaded_s)}
+
+
+@pytest.mark.parametrize("most, ratio", [(128, 0.4), (64, 0.73), (32, None)])
+def test_workers_are_too_many_from_the_first_number_that_is_slower(
+    tmp_path: Path, most: int, ratio: float | None
+) -> None:
+    numbers = [number for number in (2, 8, 32, 64, 128) if number <= most and (most < 128 or number != 64)]
+    trials = grid(GPU | {"dataset": "synthetic_loader"}, loader_workers=numbers, repeat=[0, 1, 2])
+    found = answered(tmp_path / "results", "loader-grid", trials, loader_law)["workers"]
+    assert found.is_answered == (ratio is not None)
+    assert "32 loader workers and 8 CPU cores per rank train fastest" in found.text
+    if ratio is None:
+        assert "--loader-workers 32,64,128" in found.text
+    else:
+        assert found.numbers["best_workers"] == 32
+        assert found.numbers["too_many_workers"] == most
+        assert found.numbers["too_many_ratio"] == pytest.approx(ratio, rel=0.05)
+
+
 @pytest.fixture(scope="module")
 def forum(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
     trials = grid(

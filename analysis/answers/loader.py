@@ -1,0 +1,61 @@
+"""The answer of loader-grid: how many loader workers and CPU threads are enough, and how many are too many."""
+
+import pandas as pd
+
+from analysis.answers.reply import Missing, Reply, highest, measured, repeats, times
+from analysis.measure.configurations import throughput_estimates
+from analysis.predict.inputs import ReportInputs
+from analysis.statistics import ratios_to_reference
+from analysis.text import join, number
+
+ENOUGH = 0.95
+"""A number of workers is enough if its throughput is at least this share of the highest."""
+
+
+def workers(inputs: ReportInputs) -> Reply | Missing:
+    """State which loader workers and CPU cores per rank train fastest, and from which number on more of them cost."""
+    rows = inputs.configurations
+    if rows.empty or rows["loader_workers"].nunique() < 2:
+        return Missing("fewer than two numbers of loader workers ran", "--loader-workers 2,8,32")
+    best = highest(rows, "throughput_samples_per_s")
+    ratios = ratios_to_reference(throughput_estimates(rows), pd.Series(best.name, index=rows.index))
+    rows = rows.assign(**{f"relative{end}": ratios[name] for end, name in (("", "ratio"), ("_high", "high"))})
+    alike = rows[rows["cpus_per_rank"] == best["cpus_per_rank"]].sort_values("loader_workers")
+    enough = alike[alike["relative"] >= ENOUGH].iloc[0]
+    others = rows[(rows["loader_workers"] == best["loader_workers"]) & (rows.index != best.name)]
+    shown = [row for row in (enough, alike.iloc[0]) if row["loader_workers"] < best["loader_workers"]]
+    compared = [
+        *(f"{_workers(row)} reach {times(row['relative'])}" for row in {row.name: row for row in shown}.values()),
+        *(f"{_cores(row)} {times(row['relative'])}" for _, row in others.sort_values("cpus_per_rank").iterrows()),
+    ]
+    text = (
+        f"{_workers(best)} and {_cores(best)} per rank train fastest, with "
+        f"{measured(best, 'throughput_samples_per_s', 0, unit=' samples/s')} ({repeats(rows['n'].min())})."
+    )
+    text += f" Of this, {join(compared)}." if compared else ""
+    more = alike[(alike["loader_workers"] > best["loader_workers"]) & (alike["relative_high"] < 1)]
+    if more.empty:
+        most = int(alike["loader_workers"].max())
+        return Missing(
+            f"no number of workers up to {most} is significantly slower than a smaller one",
+            f"--loader-workers {int(best['loader_workers'])},{2 * most},{4 * most}",
+            text,
+        )
+    first = more.iloc[0]
+    return Reply(
+        f"{text} {_workers(first)} are too many: they reach {times(first['relative'])}.",
+        {
+            "best_workers": float(best["loader_workers"]),
+            "enough_workers": float(enough["loader_workers"]),
+            "too_many_workers": float(first["loader_workers"]),
+            "too_many_ratio": float(first["relative"]),
+        },
+    )
+
+
+def _workers(row: pd.Series) -> str:
+    return "1 loader worker" if row["loader_workers"] == 1 else f"{number(row['loader_workers'], 0)} loader workers"
+
+
+def _cores(row: pd.Series) -> str:
+    return "1 CPU core" if row["cpus_per_rank"] == 1 else f"{number(row['cpus_per_rank'], 0)} CPU cores"
