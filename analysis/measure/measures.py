@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.read.reduce import LAUNCHED, LAUNCHES, WINDOW_COLUMNS, require, windows
+from analysis.read.reduce import LAUNCHED, LAUNCHES, TRACED_WINDOWS, WINDOW_COLUMNS, require, windows
 from analysis.read.schema import PHASES
 
 BUSY = tuple(f"{name.removesuffix('_s')}_busy_s" for name in LAUNCHED)
@@ -54,7 +54,8 @@ def summarise(steps: pd.DataFrame) -> dict[str, float | int | bool | None]:
     device events.
     *_busy_s: device time of a phase whose kernels run back to back, without communication. It is an upper bound,
     because it includes gaps of about 1 us between kernels.
-    busy_s: their sum. Aggregated like phases.
+    busy_s: their sum. Aggregated like phases. Of sharded strategies, which communicate in every phase, and of scripts:
+    the time with computation in traced steps, and phases are unknown.
     busy_fraction: (busy_s + host_to_device_s) / step_s, the share of a plain step with kernels or the batch's copy on
     the device. The rest is waiting for the host, a batch, or gradients (exposed communication is not included).
     previous_step_done_share: share of steps, without synchronisation, at whose end the previous step had left the
@@ -145,8 +146,11 @@ def _measure(window_rows: pd.DataFrame) -> pd.DataFrame:
     result[[*LAUNCHES, "step_launch_s"]] = launches[[*LAUNCHES, "step_launch_s"]]
     result["issue_step_s"] = launches["step_s"]
     busy = over_ranks("busy", LAUNCHED)[list(LAUNCHED)]
+    traced = [over_ranks(name, ["kernels_s"])["kernels_s"].reindex(result.index) for name in TRACED_WINDOWS]
+    traced_s = traced[0].fillna(traced[1])
+    busy = busy.reindex(result.index).mask(traced_s.notna())
     result[list(BUSY)] = busy
-    result["busy_s"] = total_busy_s(busy.reindex(result.index), result)
+    result["busy_s"] = traced_s.fillna(total_busy_s(busy, result))
     result["busy_fraction"] = (result["busy_s"] + result["host_to_device_s"].fillna(0.0)) / result["step_s"]
     previous = phases.groupby(level="trial_id")[["previous_steps_done", "previous_steps_seen"]].sum()
     observed = previous["previous_steps_seen"]

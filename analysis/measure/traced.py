@@ -9,13 +9,10 @@ import pandas as pd
 
 from analysis.measure.collectives import matched
 from analysis.measure.communication import WAIT_MATTERS_SHARE, least, of_ranks, others, rank_medians
-from analysis.measure.communication import WINDOW as SCRIPTS_WINDOW
+from analysis.read.reduce import TRACED_WINDOWS
 
 WINDOW = "profile"
-"""The window of steps that strategies of this project trace."""
-
-WINDOWS = (WINDOW, SCRIPTS_WINDOW)
-"""The latter is that of scripts. Its steps have totals of their collectives if they have no buckets."""
+"""The window of steps that strategies of this project trace. Scripts' steps have totals if they have no buckets."""
 
 TRACED_COLUMNS = [
     "communication_s", "wire_s", "wait_s", "hidden_s", "exposed_s", "exposed_wire_s", "exposed_wait_s",
@@ -38,7 +35,7 @@ def traced_breakdown(collectives: pd.DataFrame, window_rows: pd.DataFrame) -> pd
     that with the shortest exposed wait; values are medians over the other ranks. lateness_s: by how much its exposed
     wait is shorter. kernel_s: time with computation on the GPU; null on CPU ranks. traced: 1.
     """
-    totals = window_rows[window_rows["window"].isin(WINDOWS) & window_rows["collectives_s"].notna()]
+    totals = window_rows[window_rows["window"].isin(TRACED_WINDOWS) & window_rows["collectives_s"].notna()]
     rows = matched(collectives.merge(totals[["trial_id", "window"]].drop_duplicates()))
     if rows.empty:
         return pd.DataFrame(columns=TRACED_COLUMNS, index=pd.Index([], name="trial_id"), dtype=float)

@@ -22,6 +22,9 @@ LAUNCHES = tuple(f"{name.removesuffix('_s')}_launch_s" for name in LAUNCHED)
 TRACED = ("collectives_s", "exposed_collectives_s", "kernels_s")
 """Times of steps under a profiler, which most windows lack."""
 
+TRACED_WINDOWS = ("profile", "communication")
+"""Windows whose steps may have them: of strategies that communicate not only in buckets, and of scripts."""
+
 _OPTIONAL = (*OPTIONAL_PHASES, "after_backward_launch_s", *TRACED)
 
 KEYS = ["trial_id", "rank", "window"]

@@ -113,7 +113,8 @@ def rank_tables(
 ) -> RankTables:
     """Return the tables and the evidence of a rank. Operations that could not be counted are taken from the trace.
 
-    Steps without buckets, as of FSDP2 and ZeRO, have totals of their collectives. `result`: of `measured`. `evaluated`:
+    All traced steps have the time of their kernels, and those without buckets, as of FSDP2 and ZeRO, totals of their
+    collectives. `result`: of `measured`. `evaluated`:
     the steps in which any rank evaluated.
     """
     rows = label_evaluations(result.get("rows", ()), evaluated)
@@ -127,7 +128,9 @@ def rank_tables(
     last = found.last_gradients_s
     gradient_bytes = result.get("evidence", {}).get("gradient_bytes")
     reductions = [_all_gradients(row, rank, gradient_bytes) for row in rows if "reduced_s" in row]
-    totals = {} if found.buckets else found.totals
+    totals = found.totals
+    if found.buckets:
+        totals = {step: {"kernels_s": row["kernels_s"]} for step, row in totals.items()}
     steps = [
         {"rank": rank, "last_gradient_s": last.get(row["step"])} | row | totals.get(row["step"], {}) for row in rows
     ]

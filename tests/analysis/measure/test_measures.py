@@ -188,6 +188,17 @@ def test_kernel_time_is_known_for_a_step_without_a_separate_loss_and_with_clippi
     assert summarise(frame)["busy_s"] is None, "a part that exists, but whose kernel time is unknown"
 
 
+@pytest.mark.parametrize("window", ["profile", "communication"])
+def test_traced_kernels_replace_those_of_held_steps_whose_phases_may_hold_collectives(window: str) -> None:
+    frame = steps(CUDA, 0.5, launch_ratio=0.8, busy_ratio=0.95)
+    assert summarise(frame)["host_bound"] is False
+    traced = frame[frame["window"] == "phases"].assign(window=window, kernels_s=0.15)
+    measures = summarise(pd.concat([frame, traced], ignore_index=True))
+    assert measures["busy_s"] == pytest.approx(0.15)
+    assert measures["backward_busy_s"] is None
+    assert measures["host_bound"] is True
+
+
 def test_busy_fraction_includes_kernels_and_the_copy_of_the_batch() -> None:
     shares = (0.0, 0.1, 0.25, 0.05, 0.5, 0.1)
     measures = summarise(steps(CUDA, 0.5, shares, busy_ratio=0.4, instruments=1.0))

@@ -153,11 +153,12 @@ def test_processes_that_start_scripts_are_of_another_kind() -> None:
     assert kinds == {"factory", "script", "function"}
 
 
-def test_one_rank_has_no_trace_and_gpus_warm_up_for_longer() -> None:
+def test_one_rank_has_no_trace_and_gpus_warm_up_for_longer_and_have_an_issue_window() -> None:
     alone, pair = (probe_job(script_trial("/x/train.py", world_size=size), 0) for size in (1, 2))
     assert (alone.trace_steps, pair.trace_steps) == (0, 2)
     assert (alone.plain_steps, alone.warmup_steps) == (3, 6)
-    assert probe_job(script_trial("/x/train.py", device="cuda"), 0).warmup_steps == 12
+    on_gpu = probe_job(script_trial("/x/train.py", device="cuda"), 0)
+    assert (alone.issue_steps, on_gpu.issue_steps, on_gpu.warmup_steps) == (0, 2, 12)
 
 
 # ------------------------------------------------------------------------------- real scripts, real ranks

@@ -2,11 +2,13 @@
 
 import gzip
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trainables.measure.collectives import BOUNDARY, TraceRows, read_trace, trace_rows
+from trainables.probe.session import rank_tables
 
 
 def event(name: str, category: str, start: float, duration: float, **arguments: Any) -> dict[str, Any]:
@@ -35,19 +37,23 @@ def rows_of(events: list[dict[str, Any]], rank: int, step: int) -> TraceRows:
     return trace_rows(read_trace(content), rank, [step], "communication")
 
 
+OF_DDP = [
+    event(BOUNDARY, "user_annotation", 1000.0, 1.0),
+    event(BOUNDARY, "user_annotation", 1400.0, 1.0),
+    *kernel("previous_step", 1, 900.0, 950.0, 150.0),  # the device reaches the step at 1100
+    event(BACKWARD, "cpu_op", 1010.0, 200.0),
+    *kernel("gemm", 2, 1020.0, 1100.0, 100.0),  # until 1200
+    *kernel("ncclDevKernel_AllReduce", 3, 1030.0, 1210.0, 190.0, **NCCL),  # until 1400
+    *kernel("gemm", 4, 1040.0, 1200.0, 100.0),  # until 1300
+    *kernel("ncclDevKernel_AllReduce", 5, 1150.0, 1400.0, 50.0, **NCCL),  # until 1450
+    *kernel("adam", 6, 1300.0, 1450.0, 20.0),
+]
+"""a step with two buckets, whose first one is hidden in part"""
+
+
 def test_nccl_kernels_become_buckets_with_the_time_at_which_the_device_was_ready() -> None:
-    events = [
-        event(BOUNDARY, "user_annotation", 1000.0, 1.0),
-        event(BOUNDARY, "user_annotation", 1400.0, 1.0),
-        *kernel("previous_step", 1, 900.0, 950.0, 150.0),  # the device reaches the step at 1100
-        event(BACKWARD, "cpu_op", 1010.0, 200.0),
-        *kernel("gemm", 2, 1020.0, 1100.0, 100.0),  # until 1200
-        *kernel("ncclDevKernel_AllReduce", 3, 1030.0, 1210.0, 190.0, **NCCL),  # until 1400
-        *kernel("gemm", 4, 1040.0, 1200.0, 100.0),  # until 1300
-        *kernel("ncclDevKernel_AllReduce", 5, 1150.0, 1400.0, 50.0, **NCCL),  # until 1450
-        *kernel("adam", 6, 1300.0, 1450.0, 20.0),
-    ]
-    found = rows_of(events, 1, 7)
+    found = rows_of(OF_DDP, 1, 7)
+    assert found.totals[7]["kernels_s"] == pytest.approx(220e-6), "without collectives and the previous step"
     times = [(row["step"], row["bytes"], row["ready_s"], row["end_s"]) for row in found.buckets]
     assert times == [
         (7, 4000, pytest.approx(100e-6), pytest.approx(300e-6)),
@@ -59,6 +65,21 @@ def test_nccl_kernels_become_buckets_with_the_time_at_which_the_device_was_ready
         ("allreduce", "0", 2, 0),
         ("allreduce", "0", 2, 1),
     ]
+
+
+def test_traced_steps_of_scripts_have_kernel_times_and_totals_of_collectives_only_without_buckets(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "trace.json"
+    file.write_text(json.dumps({"traceEvents": OF_DDP}))
+    windows = {6: "plain", 7: "communication"}
+    rows = [{"window": name, "step": step, "samples": 8, "step_s": 4e-4} for step, name in windows.items()]
+    found = rank_tables({"rows": rows}, 1, set(), file, keep_trace=False)
+    plain, traced = found.tables["steps"]
+    assert len(found.tables["buckets"]) == 2
+    assert traced["kernels_s"] == pytest.approx(220e-6)
+    assert "collectives_s" not in traced
+    assert "kernels_s" not in plain
 
 
 def test_other_collectives_in_the_backward_pass_leave_no_buckets() -> None:
