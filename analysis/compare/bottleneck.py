@@ -145,20 +145,30 @@ def issue_ratio(configurations: pd.DataFrame) -> pd.Series:
     return configurations["step_launch_s"].astype(float) / configurations["busy_s"].astype(float)
 
 
+NOT_CAPTURED = ("dp", "zero1", "fsdp2", "hsdp")
+"""Strategies whose steps cannot be captured in a CUDA graph."""
+
+
 def fewer_launches(row: pd.Series) -> str:
     """Return the changes that help a host-bound configuration, except those it already uses."""
     execution = str(row.get("execution", "eager"))
-    changes = ["a larger batch"]
+    changes = [*_processes(row), "a larger batch"]
     changes += [] if "compile" in execution else ["compilation"]
-    changes += [] if "graph" in execution else ["CUDA graphs"]
+    changes += [] if "graph" in execution or row.get("parallel") in NOT_CAPTURED else ["CUDA graphs"]
     return join(changes, "or")
 
 
 def faster_compute(row: pd.Series) -> str:
     """Return the changes that help a compute-bound configuration, except those it already uses."""
-    changes = ["lower precision"] if row.get("precision") in ("fp32", "tf32") else []
+    changes = _processes(row)
+    changes += ["lower precision"] if row.get("precision") in ("fp32", "tf32") else []
     changes += [] if "compile" in str(row.get("execution", "eager")) else ["compilation"]
     return join([*changes, "a faster device"], "or")
+
+
+def _processes(row: pd.Series) -> list[str]:
+    """Return the change from DataParallel, whose threads share one interpreter, to a process per GPU."""
+    return ["DDP in place of DataParallel"] if row.get("parallel") == "dp" and row["world_size"] > 1 else []
 
 
 GAIN_COLUMNS = ["change", "how", "gain", "gain_low", "gain_high", "is_measured", "configuration"]

@@ -157,8 +157,8 @@ def _plain_wrapper_windows(windows: TrialWindows, model: nn.Module) -> dict[str,
     }
     longest_s = max(b - a for marks in issue_marks for a, b in pairwise(marks.host_stamps_s))
     hold_s = 2 * longest_s + HOLD_MARGIN_S
-    # Only one device can be held; others would continue. Sharded strategies wait for other ranks in every phase.
-    if len(devices) == 1 and not (PARALLEL[trial.parallel].sharded and _communicates(trial)):
+    # Only one device can be held; others would continue. Traced strategies wait for other ranks in every phase.
+    if len(devices) == 1 and not (PARALLEL[trial.parallel].traced and _communicates(trial)):
         with contextlib.nullcontext() if trial.captured else context.strategy.unsynchronised(model):
             busy_marks = busy_window(step, batches, windows.diagnostic_steps(BUSY_STEPS), clock, hold_s)
             windows.add("busy", None, busy_marks, busy_row)

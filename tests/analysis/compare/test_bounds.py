@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.compare.bottleneck import REGIONS, WORDS, fewer_launches, largest_gain, regions
+from analysis.compare.bottleneck import REGIONS, WORDS, faster_compute, fewer_launches, largest_gain, regions
 from analysis.compare.communication import Communication
 from analysis.measure.communication import BREAKDOWN_COLUMNS
 from analysis.measure.measures import HOST_BOUND_STEP_SHARE, summarise
@@ -21,6 +21,7 @@ from analysis.verdict.answer import growth
 from analysis.verdict.bottleneck import bounds
 from analysis.verdict.trust import without_throughput
 from tests.support.frames import grid, record, steps, trial_id, write_results, write_study, write_trial
+from trainables.registry import PARALLEL
 
 EMPTY = pd.DataFrame()
 
@@ -199,6 +200,21 @@ def test_unexplained_idle_time_is_not_suggested_as_a_change(tmp_path: Path) -> N
 )
 def test_changes_that_a_configuration_already_uses_are_not_suggested(execution: str, expected: str) -> None:
     assert fewer_launches(pd.Series({"execution": execution})) == expected
+
+
+def test_threads_of_one_process_are_advised_to_become_processes() -> None:
+    threads = pd.Series({"execution": "eager", "parallel": "dp", "world_size": 4, "precision": "bf16"})
+    assert fewer_launches(threads) == "DDP in place of DataParallel, a larger batch or compilation"
+    assert faster_compute(threads) == "DDP in place of DataParallel, compilation or a faster device"
+    assert "DDP" not in fewer_launches(pd.Series({**threads, "world_size": 1}))
+
+
+def test_cuda_graphs_are_advised_for_strategies_that_can_be_captured() -> None:
+    advised = {
+        name for name in PARALLEL
+        if "CUDA graphs" in fewer_launches(pd.Series({"parallel": name, "world_size": 1, "execution": "eager"}))
+    }  # fmt: skip
+    assert advised == {name for name, facts in PARALLEL.items() if facts.capturable}
 
 
 @pytest.mark.parametrize(("share", "host_bound"), [(0.01, True), (-0.01, False)])
