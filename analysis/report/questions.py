@@ -140,6 +140,9 @@ OWN: Mapping[str, Question] = {
         _short(batch_size),
         (Figure(batch_size_figure),),
     ),
+    "loader-grid": Question(
+        "own", "How many loader workers are enough?", _best, _short(throughput), (Figure(phases_figure),)
+    ),
     "mlstm-scaling": Question("own", "How many characters per second?", _best, _short(throughput), ()),
     "interconnect": Question(
         "own", "What does the network cost?", sentences.holds_back, tables.network_cost, (Figure(phases_figure),)

@@ -8,6 +8,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from analysis.predict.inputs import report_inputs
+from analysis.read.results import load_reduced
+from analysis.report.questions import questions
 from scripts.study_answers import FOLDERS, RESULTS
 from scripts.study_coverage import COLUMNS, graded, rows
 from scripts.study_page import page
@@ -47,6 +50,13 @@ def test_the_page_of_packed_results_answers_each_question_of_their_study(folder:
     assert list(found) == [entry["question"] for entry in study["configuration"]["questions"]]
     for text in found.values():
         assert re.search(r"\d|`python -m ", text), "a number, or the command that would answer"
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_the_report_of_a_study_shows_the_answers_to_its_questions(name: str) -> None:
+    inputs = report_inputs(load_reduced(str(RESULTS / FOLDERS[name][0])))[0]
+    shown = [reply.question for question in questions(inputs) for reply in question.replies(inputs)]
+    assert shown == list(QUESTIONS[name].values())
 
 
 @pytest.mark.parametrize("folder", PACKED)
