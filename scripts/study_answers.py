@@ -27,6 +27,8 @@ FOLDERS: Mapping[str, tuple[str, ...]] = {
     "vgg-case-study": ("vgg-case-study", "vgg-case-study-h200", "vgg-case-study-4gpu"),
     "number-formats": ("number-formats",),
     "loader-grid": ("loader-grid",),
+    "storage-order": ("storage-order",),
+    "averaging": ("averaging-4gpu", "averaging"),
     "mlstm-scaling": ("mlstm-scaling",),
 }
 """Packed results per study, in the order in which they are asked; the first one that can answers a question."""

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from analysis.answers import formats, forum, lab, lab_evidence, ladder, loader, mlstm, threads, vgg
+from analysis.answers import averaging, formats, forum, lab, lab_evidence, ladder, loading, mlstm, threads, vgg
 from analysis.answers.reply import Missing, Reply
 from analysis.predict.inputs import ReportInputs
 
@@ -29,7 +29,10 @@ ANSWERS: Mapping[str, Function] = {
     "ladder.total": ladder.total,
     "ladder.precision": ladder.precision,
     "formats.cost": formats.cost,
-    "loader.workers": loader.workers,
+    "loader.workers": loading.workers,
+    "storage.cost": loading.storage,
+    "averaging.ways": averaging.ways,
+    "averaging.held": averaging.held,
     "vgg.accuracy": vgg.accuracy,
     "vgg.best_batch": vgg.best_batch,
     "vgg.one_is_better": vgg.one_is_better,

@@ -140,6 +140,10 @@ OWN: Mapping[str, Question] = {
         _short(batch_size),
         (Figure(batch_size_figure),),
     ),
+    "averaging": Question(
+        "own", "What does each way to average gradients cost?", _best, _short(throughput), (Figure(phases_figure),)
+    ),
+    "storage-order": Question("own", "What does storage cost?", _best, _short(throughput), (Figure(phases_figure),)),
     "loader-grid": Question(
         "own", "How many loader workers are enough?", _best, _short(throughput), (Figure(phases_figure),)
     ),

@@ -37,7 +37,7 @@ def storage_order(capacity: Capacity) -> Study:
             "warm page cache": {"page_cache": "warm"},
             "shared memory": {"storage_place": "shared_memory"},
         },
-        report=small_form(on_gpus),
+        report=asked("storage-order") | small_form(on_gpus),
     )
 
 
@@ -97,7 +97,7 @@ def averaging(capacity: Capacity) -> Study:
         axes={"world_size": tuple(size for size in world_sizes(capacity) if size <= _on_one_node(capacity))},
         repeats=3,
         cases=cases,
-        report=small_form(on_gpus),
+        report=asked("averaging") | small_form(on_gpus),
     )
 
 

@@ -41,6 +41,13 @@ QUESTIONS: Mapping[str, Mapping[str, str]] = {
     "loader-grid": {
         "loader.workers": "How many CPU cores and loader workers are enough, and how many are too many?",
     },
+    "storage-order": {
+        "storage.cost": "What do storage format, order, page cache and shared memory change?",
+    },
+    "averaging": {
+        "averaging.ways": "What do other ways to average gradients cost next to DDP?",
+        "averaging.held": "What does DataParallel gain with more GPUs if the global batch is held?",
+    },
     "vgg-case-study": {
         "vgg.accuracy": "Does the accuracy change with the number of GPUs?",
         "vgg.best_batch": "Which batch is the best?",

@@ -78,6 +78,42 @@ def test_workers_are_too_many_from_the_first_number_that_is_slower(
         assert found.numbers["too_many_ratio"] == pytest.approx(ratio, rel=0.05)
 
 
+def test_storage_is_compared_with_jpeg_files_and_orders_with_each_other(tmp_path: Path) -> None:
+    def law(fields: dict[str, Any]) -> dict[str, Any]:
+        usual_s = {"jpeg": 0.04, "lmdb": 0.05, "arrow_raw": 0.02}[fields["storage"]]
+        return {"step_s": usual_s * (0.8 if fields["precision"] == "bf16" else 1.0)}
+
+    trials = grid(GPU | {"dataset": "image_folder"}, storage=["jpeg", "lmdb", "arrow_raw"], precision=["bf16", "fp32"])
+    found = answered(tmp_path / "results", "storage-order", trials, law)["cost"]
+    assert found.numbers == pytest.approx({"arrow_raw": 2.0, "lmdb": 0.8}, rel=0.01)
+    alone = answered(tmp_path / "alone", "storage-order", trials[:2], law)["cost"]
+    assert not alone.is_answered and "--set storage=jpeg,lmdb,arrow_raw" in alone.text
+
+
+def test_ways_to_average_are_compared_with_ddp_and_threads_lose_to_the_host(tmp_path: Path) -> None:
+    def law(fields: dict[str, Any]) -> dict[str, Any]:
+        is_dp, ranks = fields["parallel"] == "dp", fields["world_size"]
+        device_s = 0.08 / ranks * (1.25 if fields["parallel"] == "ddp_delayed" and ranks > 1 else 1.0)
+        host_s = 0.015 * (ranks if is_dp else 1)
+        step_s = max(device_s, host_s)
+        return {"step_s": step_s, "launch_ratio": host_s / step_s, "busy_ratio": min(0.95, device_s / step_s)}
+
+    trials = [
+        trial
+        for size in (1, 2, 4)
+        for trial in grid(
+            GPU | {"dataset": "synthetic", "world_size": size, "batch_per_gpu": 256 // size},
+            parallel=["ddp", "ddp_delayed", "dp"], repeat=[0, 1, 2],
+        )
+    ]  # fmt: skip
+    found = answered(tmp_path / "results", "averaging", trials, law)
+    assert found["ways"].numbers == pytest.approx({"delayed": 0.8, "dp": 1 / 3}, rel=0.02)
+    assert found["held"].numbers == pytest.approx({"speed_up_2": 2.0, "speed_up_4": 4 / 3}, rel=0.02)
+    assert found["held"].reason == "host"
+    alone = answered(tmp_path / "alone", "averaging", trials[:9], law)
+    assert not alone["ways"].is_answered and not alone["held"].is_answered
+
+
 @pytest.fixture(scope="module")
 def forum(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
     trials = grid(

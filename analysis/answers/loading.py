@@ -1,8 +1,10 @@
-"""The answer of loader-grid: how many loader workers and CPU threads are enough, and how many are too many."""
+"""Answers about loading: how many workers and CPU cores are enough, and what storage, order and page cache cost."""
+
+from collections.abc import Mapping
 
 import pandas as pd
 
-from analysis.answers.reply import Missing, Reply, highest, measured, repeats, times
+from analysis.answers.reply import Missing, Reply, highest, measured, pairs, repeats, span, times
 from analysis.measure.configurations import throughput_estimates
 from analysis.predict.inputs import ReportInputs
 from analysis.statistics import ratios_to_reference
@@ -51,6 +53,35 @@ def workers(inputs: ReportInputs) -> Reply | Missing:
             "too_many_ratio": float(first["relative"]),
         },
     )
+
+
+_CHANGES: Mapping[str, tuple[str, Mapping[str, object], Mapping[str, object]]] = {
+    "in_order": ("in order as shuffled", {"order": "in_order"}, {"order": "shuffled"}),
+    "cold": ("from a cold page cache as from a warm one", {"page_cache": "cold"}, {"page_cache": "warm"}),
+    "shared_memory": (
+        "from shared memory as from a warm page cache",
+        {"storage_place": "shared_memory", "page_cache": "as_is"},
+        {"storage_place": "disk", "page_cache": "warm"},
+    ),
+}
+"""How a sentence compares the two, and their fields."""
+
+
+def storage(inputs: ReportInputs) -> Reply | Missing:
+    """State the throughput of storage formats relative to JPEG files, and of orders, page caches and places."""
+    formats = sorted(set(inputs.configurations["storage"]) - {"jpeg"})
+    by_format = {name: pairs(inputs, {"storage": name}, {"storage": "jpeg"})["ratio"] for name in formats}
+    by_format = {name: ratios for name, ratios in by_format.items() if len(ratios)}
+    if not by_format:
+        return Missing("JPEG files and another format were not both measured", "--set storage=jpeg,lmdb,arrow_raw")
+    changed = {name: pairs(inputs, fields, usual)["ratio"] for name, (_, fields, usual) in _CHANGES.items()}
+    changed = {name: ratios for name, ratios in changed.items() if len(ratios)}
+    text = join([f"{span(ratios, unit='x')} as fast from {name}" for name, ratios in by_format.items()])
+    text = f"Training is {text} as from JPEG files."
+    if changed:
+        others = [f"{span(ratios, unit='x')} as fast {_CHANGES[name][0]}" for name, ratios in changed.items()]
+        text += f" It is {join(others)}."
+    return Reply(text, {name: float(ratios.median()) for name, ratios in (by_format | changed).items()})
 
 
 def _workers(row: pd.Series) -> str:
