@@ -44,6 +44,7 @@ _LAB = (
     "hpml-lab4 --data-dir {fashion} --set dataset=fashion_mnist --set parallel=ddp --precision tf32 "
     "--set window_limit_s=5"
 )
+_LADDER = "acceleration-ladder --data-dir {photos} --global-batch 256 --set profile_ranks=0 --set warmup_steps=5"
 _LADDER_CASES = (
     "--case 'JPEG files, fp32, one GPU' --case LMDB --case 'raw pixels in shared memory' --case 'mixed precision (O1)' "
     "--case 'fp16 with master weights (O2)' --case 'DataParallel, fp32' "
@@ -56,6 +57,11 @@ STUDIES = (
         (
             f"{_FORUM_PHOTOS} --set parallel=dp",
             f"{_FORUM_PHOTOS} --set parallel=ddp --case 'pinned, non-blocking'",
+        ),
+    ),
+    Published(
+        "forum-phases-batch-256",
+        (
             "forum-phases --case 'pinned, non-blocking' --set parallel=dp --model resnet18,resnet50 "
             "--batch-per-gpu 256 --precision bf16",
         ),
@@ -66,23 +72,16 @@ STUDIES = (
             f"{_VGG} timed --set parallel=ddp --batch-per-gpu 12,32,64,100",
             f"{_VGG} timed --set parallel=dp --batch-per-gpu 512,2048",
             f"{_VGG} trained --batch-per-gpu 64,256",
-            f"{_VGG} trained --global-batch 64 --repeats 4",
         ),
     ),
+    Published("vgg-accuracy", (f"{_VGG} trained --global-batch 64 --repeats 4",)),
     Published("mlstm-scaling", ("mlstm-scaling --interconnect auto,socket --case '16-bit all-reduce'",)),
+    Published("hpml-lab4", (f"{_LAB} --batch-per-gpu 64,128,512,2048,8192,32768",)),
+    Published("hpml-lab4-memory", (f"{_LAB} --case timed --gpus 1 --batch-per-gpu 2048,8192,32768,49152",), gpus=1),
+    Published("acceleration-ladder", (f"{_LADDER} --set steps=50 --set window_limit_s=5 {_LADDER_CASES}",)),
     Published(
-        "hpml-lab4",
-        (
-            f"{_LAB} --batch-per-gpu 64,128,512,2048,8192,32768",
-            f"{_LAB} --case timed --gpus 1 --batch-per-gpu 49152",
-        ),
-    ),
-    Published(
-        "acceleration-ladder",
-        (
-            f"acceleration-ladder --data-dir {{photos}} --global-batch 256 --set profile_ranks=0 --set warmup_steps=5 "
-            f"--set steps=50 --set window_limit_s=5 {_LADDER_CASES}",
-        ),
+        "acceleration-ladder-300",
+        (f"{_LADDER} --set steps=300 --set window_limit_s=60 --case 'DDP, fp32' --case 'DDP, mixed precision'",),
     ),
     Published("inception", (f"{_VGG} timed --model inception_v3 --set parallel=ddp --batch-per-gpu 64",)),
     Published("averaging", ("averaging",)),
