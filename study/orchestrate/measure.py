@@ -45,8 +45,8 @@ from trainables.workload import WorkloadError
 DDP_WARMUP_STEPS = 12
 """Minimum warm-up on GPUs, because DDP's logger synchronises during its first ten steps."""
 
-ISSUE_STEPS, TRACE_STEPS = 10, 5
-"""Most steps of a script's windows of that name."""
+SHORT_WINDOW_STEPS = 5
+"""Most steps of a script's issue window and of its traced one: a script may have few steps."""
 
 LOG_TAIL_BYTES = 100_000
 """Size of the part of a script's output that is stored with a failure."""
@@ -168,12 +168,13 @@ def _empty_payload(failure: Failure | None = None) -> Payload:
 def probe_job(trial: Trial, rank: int) -> ProbeJob:
     """Return the windows that the probe measures in a user's script or train function."""
     on_gpus = trial.device == "cuda"
+    few = min(SHORT_WINDOW_STEPS, trial.communication_steps)
     return ProbeJob(
         warmup_steps=max(trial.warmup_steps, DDP_WARMUP_STEPS) if on_gpus else trial.warmup_steps,
         plain_steps=trial.steps,
         phase_steps=trial.steps if trial.communication_steps else 0,
-        issue_steps=min(ISSUE_STEPS, trial.communication_steps) if on_gpus else 0,
-        trace_steps=min(TRACE_STEPS, trial.communication_steps) if trial.world_size > 1 else 0,
+        issue_steps=few if on_gpus else 0,
+        trace_steps=few if trial.world_size > 1 else 0,
         tokens_per_sample=trial.tokens_per_sample,
         keep_trace=trial.profiles(rank),
     )
