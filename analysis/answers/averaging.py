@@ -45,9 +45,13 @@ def held(inputs: ReportInputs) -> Reply | Missing:
     """State what DataParallel gains with more ranks at a fixed global batch, and whether the host limits it."""
     rows = inputs.scaling
     rows = rows[(rows["scaling"] == STRONG) & (rows["ideal"] > 1) & (rows["reference_world_size"] == 1)]
-    rows = rows[rows["configuration"].map(inputs.configurations["parallel"]) == "dp"].sort_values("world_size")
+    if len(rows):
+        rows = rows[rows["configuration"].map(inputs.configurations["parallel"]) == "dp"].sort_values("world_size")
     if rows.empty:
-        return Missing("DataParallel did not run with a fixed global batch on one rank and more", "--gpus 1,2")
+        return Missing(
+            "DataParallel did not run with a fixed global batch on one GPU and more",
+            "--case DataParallel --gpus 1,2",
+        )
     nouns = study_ranks(inputs)
     texts = [
         f"{value_label('world_size', int(row['world_size']), nouns)} reach {measured(row, 'speed_up', 2, unit='x')}"

@@ -20,15 +20,17 @@ def workers(inputs: ReportInputs) -> Reply | Missing:
     if rows.empty or rows["loader_workers"].nunique() < 2:
         return Missing("fewer than two numbers of loader workers ran", "--loader-workers 2,8,32")
     best = highest(rows, "throughput_samples_per_s")
+    others = [name for name in inputs.axes if name not in ("loader_workers", "cpus_per_rank")]
+    rows = rows[(rows[others].astype(str) == best[others].astype(str)).all(axis=1)]
     ratios = ratios_to_reference(throughput_estimates(rows), pd.Series(best.name, index=rows.index))
     rows = rows.assign(**{f"relative{end}": ratios[name] for end, name in (("", "ratio"), ("_high", "high"))})
     alike = rows[rows["cpus_per_rank"] == best["cpus_per_rank"]].sort_values("loader_workers")
     enough = alike[alike["relative"] >= ENOUGH].iloc[0]
-    others = rows[(rows["loader_workers"] == best["loader_workers"]) & (rows.index != best.name)]
+    other_cores = rows[(rows["loader_workers"] == best["loader_workers"]) & (rows.index != best.name)]
     shown = [row for row in (enough, alike.iloc[0]) if row["loader_workers"] < best["loader_workers"]]
     compared = [
         *(f"{_workers(row)} reach {times(row['relative'])}" for row in {row.name: row for row in shown}.values()),
-        *(f"{_cores(row)} {times(row['relative'])}" for _, row in others.sort_values("cpus_per_rank").iterrows()),
+        *(f"{_cores(row)} {times(row['relative'])}" for _, row in other_cores.sort_values("cpus_per_rank").iterrows()),
     ]
     text = (
         f"{_workers(best)} and {_cores(best)} per rank train fastest, with "
@@ -69,7 +71,8 @@ _CHANGES: Mapping[str, tuple[str, Mapping[str, object], Mapping[str, object]]] =
 
 def storage(inputs: ReportInputs) -> Reply | Missing:
     """State the throughput of storage formats relative to JPEG files, and of orders, page caches and places."""
-    formats = sorted(set(inputs.configurations["storage"]) - {"jpeg"})
+    configurations = inputs.configurations
+    formats = sorted(set(configurations["storage"]) - {"jpeg"}) if len(configurations) else []
     by_format = {name: pairs(inputs, {"storage": name}, {"storage": "jpeg"})["ratio"] for name in formats}
     by_format = {name: ratios for name, ratios in by_format.items() if len(ratios)}
     if not by_format:
