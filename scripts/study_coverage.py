@@ -107,9 +107,9 @@ def _absent(trials: pd.DataFrame, where: str) -> list[str]:
 
 
 def _fewest_repeats(trials: pd.DataFrame) -> int:
-    fields = [name for name in trial_fields(trials) if name not in ("repeat", "seed")]
+    fields = [name for name in trial_fields(trials) if name not in ("repeat", "seed", ENVIRONMENT)]
     keys = trials[fields].map(str).agg("\0".join, axis=1)
-    found = trials.groupby([keys, trials.get(ENVIRONMENT, keys)])["repeat"].nunique()
+    found = trials.groupby([keys, trials[ENVIRONMENT]])["repeat"].nunique()
     return int(found.groupby(level=0).max().min())
 
 

@@ -12,7 +12,7 @@ from analysis.predict.inputs import report_inputs
 from analysis.read.results import load_reduced
 from analysis.report.questions import questions
 from scripts.study_answers import FOLDERS, RESULTS
-from scripts.study_coverage import COLUMNS, graded, rows
+from scripts.study_coverage import COLUMNS, ENVIRONMENT, graded, rows
 from scripts.study_page import page
 from study.studies.questions import QUESTIONS, asked
 from tests.support.frames import gpu_law, grid, write_results
@@ -79,7 +79,14 @@ def test_the_coverage_has_every_row_and_a_reason_for_each_that_does_not_work() -
 
 
 def trials(repeats: int, **fields: object) -> pd.DataFrame:
-    common = {"device": "cuda", "device_name": "NVIDIA H100", "status": "done", "world_size": 2} | fields
+    common: dict[str, object] = {
+        "device": "cuda",
+        "device_name": "NVIDIA H100",
+        "status": "done",
+        "world_size": 2,
+        ENVIRONMENT: 0,
+    }
+    common |= fields
     return pd.DataFrame([common | {"trial_id": f"t{repeat}", "repeat": repeat} for repeat in range(repeats)])
 
 
@@ -103,6 +110,12 @@ def test_a_row_is_graded_by_trials_repeats_and_answer(repeats: int, where: str, 
     found = graded(ROW | {"where": where}, {"folder": trials(repeats)}, {("one", "k"): answered})
     assert found["grade"] == grade
     assert bool(found["reason"]) == (grade != "works")
+
+
+@pytest.mark.parametrize(("first", "second", "repeats"), [(3, 1, 3), (2, 2, 2)])
+def test_repeats_count_within_one_environment(first: int, second: int, repeats: int) -> None:
+    mixed = pd.concat([trials(first), trials(second, **{ENVIRONMENT: 1})])
+    assert graded(ROW, {"folder": mixed}, {("one", "k"): True})["repeats"] == repeats
 
 
 def test_trials_on_cpus_and_failed_trials_do_not_count() -> None:
