@@ -23,7 +23,9 @@ TRACED = ("collectives_s", "exposed_collectives_s", "kernels_s")
 """Times of steps under a profiler, which most windows lack."""
 
 TRACED_WINDOWS = ("profile", "communication")
-"""Windows whose steps may have them: of strategies that communicate not only in buckets, and of scripts."""
+"""Windows whose steps may have them: of strategies that communicate not only in buckets, and of scripts. Of a script
+with buckets, steps only have `kernels_s`.
+"""
 
 _OPTIONAL = (*OPTIONAL_PHASES, "after_backward_launch_s", *TRACED)
 

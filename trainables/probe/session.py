@@ -114,8 +114,7 @@ def rank_tables(
     """Return the tables and the evidence of a rank. Operations that could not be counted are taken from the trace.
 
     All traced steps have the time of their kernels, and those without buckets, as of FSDP2 and ZeRO, totals of their
-    collectives. `result`: of `measured`. `evaluated`:
-    the steps in which any rank evaluated.
+    collectives. `result`: of `measured`. `evaluated`: the steps in which any rank evaluated.
     """
     rows = label_evaluations(result.get("rows", ()), evaluated)
     found, trace, flops = TraceRows([], [], {}, {}), None, None
