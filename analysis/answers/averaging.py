@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping
 
-from analysis.answers.reply import Missing, Reply, measured, ms, pairs
+import pandas as pd
+
+from analysis.answers.reply import Missing, Reply, measured, ms, pairs, size_of, where
 from analysis.compare.scaling import STRONG
 from analysis.predict.inputs import ReportInputs
-from analysis.study import study_ranks
-from analysis.text import join, number, value_label
+from analysis.text import join, number
 
 _Fields = Mapping[str, object]
-WAYS: Mapping[str, tuple[str, _Fields, _Fields]] = {
+_WAYS: Mapping[str, tuple[str, _Fields, _Fields]] = {
     "delayed": ("one all-reduce after the backward pass", {"parallel": "ddp_delayed"}, {"parallel": "ddp"}),
     "sync_batch_norm": (
         "DDP with synchronised batch normalisation",
@@ -23,22 +24,20 @@ WAYS: Mapping[str, tuple[str, _Fields, _Fields]] = {
 
 def ways(inputs: ReportInputs) -> Reply | Missing:
     """State the throughput of each way to average gradients relative to DDP, on the most ranks."""
-    most = int(inputs.configurations["world_size"].max()) if len(inputs.configurations) else 1
-    texts, numbers, batches = [], {}, set()
-    for key, (name, fields, ddp) in WAYS.items():
-        found = pairs(inputs, fields, ddp)
-        sizes = inputs.configurations[["world_size", "batch_per_gpu"]].reindex(found["configuration"])
-        found = found[(sizes["world_size"] == most).to_numpy()]
-        if most > 1 and len(found):
-            row = found.iloc[0]
-            texts.append(f"{name} {measured(row, 'ratio', 2, unit='x')}")
-            numbers[key] = float(row["ratio"])
-            batches.add(most * int(sizes["batch_per_gpu"].loc[row["configuration"]]))
-    if not texts:
+    rows = inputs.configurations
+    rows = rows[(rows["world_size"] > 1) & (rows["world_size"] == rows["world_size"].max())]
+    on_most = {"configuration": tuple(rows.index)}
+    found = {key: where(pairs(inputs, fields, ddp), on_most) for key, (_, fields, ddp) in _WAYS.items()}
+    ratios = {key: part.iloc[0] for key, part in found.items() if len(part)}
+    if not ratios:
         return Missing("no other way ran next to DDP on several ranks", "--gpus 1,2")
-    ranks = value_label("world_size", most, study_ranks(inputs))
-    held = f" at a global batch of {number(batches.pop(), 0)}" if len(batches) == 1 else ""
-    return Reply(f"Throughput on {ranks}{held}, relative to DDP: {join(texts)}.", numbers)
+    first = rows.loc[next(iter(ratios.values()))["configuration"]]
+    texts = [f"{_WAYS[key][0]} {measured(row, 'ratio', 2, unit='x')}" for key, row in ratios.items()]
+    return Reply(
+        f"Throughput on {size_of(inputs, first)} at a global batch of {_global_batch(first)}, relative to DDP: "
+        f"{join(texts)}.",
+        {key: float(row["ratio"]) for key, row in ratios.items()},
+    )
 
 
 def held(inputs: ReportInputs) -> Reply | Missing:
@@ -52,22 +51,21 @@ def held(inputs: ReportInputs) -> Reply | Missing:
             "DataParallel did not run with a fixed global batch on one GPU and more",
             "--case DataParallel --gpus 1,2",
         )
-    nouns = study_ranks(inputs)
-    texts = [
-        f"{value_label('world_size', int(row['world_size']), nouns)} reach {measured(row, 'speed_up', 2, unit='x')}"
-        for _, row in rows.iterrows()
-    ]
+    texts = [f"{size_of(inputs, row)} reach {measured(row, 'speed_up', 2, unit='x')}" for _, row in rows.iterrows()]
     most = inputs.configurations.loc[rows["configuration"].iloc[-1]]
     is_host = most["host_bound"] is True
     why = ""
     if is_host:
         why = (
-            f" On {value_label('world_size', int(most['world_size']), nouns)} the host limits it, because one process "
-            f"launches the work of all: launching takes {ms(most['step_launch_s'])}, a step {ms(most['step_s'])}."
+            f" On {size_of(inputs, most)} the host limits it, because one process launches the work of all: launching "
+            f"takes {ms(most['step_launch_s'])}, a step {ms(most['step_s'])}."
         )
-    batch = number(int(most["world_size"]) * int(most["batch_per_gpu"]), 0)
     return Reply(
-        f"At a global batch of {batch}, {join(texts)} of the throughput of one.{why}",
+        f"At a global batch of {_global_batch(most)}, {join(texts)} of the throughput of one.{why}",
         {f"speed_up_{int(row['world_size'])}": float(row["speed_up"]) for _, row in rows.iterrows()},
         "host" if is_host else "",
     )
+
+
+def _global_batch(row: pd.Series) -> str:
+    return number(int(row["world_size"]) * int(row["batch_per_gpu"]), 0)

@@ -14,6 +14,7 @@ from analysis.answers.reply import (
     points,
     preferred,
     repeats,
+    size_of,
     span,
     times,
     where,
@@ -23,7 +24,7 @@ from analysis.measure.measures import cost_of_waiting_s
 from analysis.predict.inputs import ReportInputs
 from analysis.read.schema import PHASES
 from analysis.study import study_ranks
-from analysis.text import PHASE_LABELS, configuration_label, number, value_label
+from analysis.text import PHASE_LABELS, configuration_label, number
 
 _PINNED = {"pin_memory": True, "non_blocking": True}
 _PAGEABLE = {"pin_memory": False, "non_blocking": False}
@@ -77,7 +78,7 @@ def per_rank(inputs: ReportInputs) -> Reply | Missing:
         row = inputs.configurations.loc[best["configuration"]]
         texts.append(
             f"It falls if the global batch is divided: at global batch {number(row['global_batch'], 0)} from "
-            f"{ms(best['before'])} on 1 {rank} to {ms(best['after'])} on {_ranks(inputs, row)} "
+            f"{ms(best['before'])} on 1 {rank} to {ms(best['after'])} on {size_of(inputs, row)} "
             f"({times(best['ratio'])}), because each {rank} processes {number(row['batch_per_gpu'], 0)} samples."
         )
         numbers["strong_ratio"] = float(best["ratio"])
@@ -86,7 +87,7 @@ def per_rank(inputs: ReportInputs) -> Reply | Missing:
         listed = "; ".join(f"{name} {span(ratios, unit='x')}" for name, ratios in by_strategy)
         texts.append(
             f"It cannot fall if each {rank} keeps its batch, for its work is the same: "
-            f"{_ranks(inputs, inputs.configurations.loc[weak['configuration'].iloc[-1]])} take {listed} the time of 1."
+            f"{size_of(inputs, inputs.configurations.loc[weak['configuration'].iloc[-1]])} take {listed} the time of 1."
         )
         worst = highest(weak, "ratio")
         numbers["weak_ratio"] = float(worst["ratio"])
@@ -273,7 +274,3 @@ def _label(inputs: ReportInputs, row: pd.Series, names: tuple[str, ...] = ()) ->
     hidden_names = {"pin_memory", "non_blocking"}
     fields = names or tuple(name for name in inputs.axes if name not in hidden_names)
     return configuration_label(row, fields, study_ranks(inputs))
-
-
-def _ranks(inputs: ReportInputs, row: pd.Series) -> str:
-    return value_label("world_size", int(row["world_size"]), study_ranks(inputs))

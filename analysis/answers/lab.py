@@ -2,13 +2,13 @@
 
 import pandas as pd
 
-from analysis.answers.reply import MS, Missing, Reply, highest, measured, ms, points, preferred, repeats, times
+from analysis.answers.reply import MS, Missing, Reply, highest, measured, ms, points, preferred, repeats, size_of, times
 from analysis.compare.communication_cost import bandwidth_rows
 from analysis.compare.report_epoch import report_epoch_rows
 from analysis.compare.scaling import STRONG, WEAK
 from analysis.predict.inputs import ReportInputs
 from analysis.study import study_ranks
-from analysis.text import GB, MIB, configuration_label, join, number, value_label, with_interval
+from analysis.text import GB, MIB, configuration_label, join, number, with_interval
 
 SATURATED = 1.1
 """A batch uses the device fully if a sample takes at most this many times as long as at the fastest batch."""
@@ -98,8 +98,8 @@ def _speed_ups(inputs: ReportInputs, kind: str) -> pd.DataFrame:
 
 
 def _speed_up(inputs: ReportInputs, row: pd.Series) -> str:
-    size = value_label("world_size", int(row["world_size"]), study_ranks(inputs))
-    return f"{measured(row, 'speed_up', 2, unit='x')} on {size} (batch {number(row['batch_per_gpu'], 0)} per rank)"
+    batch = number(row["batch_per_gpu"], 0)
+    return f"{measured(row, 'speed_up', 2, unit='x')} on {size_of(inputs, row)} (batch {batch} per rank)"
 
 
 def separated(inputs: ReportInputs) -> Reply | Missing:

@@ -4,14 +4,12 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from analysis.answers.reply import Missing, Reply, highest, measured, pairs, repeats, span, times
+from analysis.answers.reply import NEAR, Missing, Reply, highest, measured, pairs, repeats, span, times, where
 from analysis.measure.configurations import throughput_estimates
 from analysis.predict.inputs import ReportInputs
 from analysis.statistics import ratios_to_reference
-from analysis.text import join, number
-
-ENOUGH = 0.95
-"""A number of workers is enough if its throughput is at least this share of the highest."""
+from analysis.study import study_ranks
+from analysis.text import join, value_label
 
 
 def workers(inputs: ReportInputs) -> Reply | Missing:
@@ -20,20 +18,27 @@ def workers(inputs: ReportInputs) -> Reply | Missing:
     if rows.empty or rows["loader_workers"].nunique() < 2:
         return Missing("fewer than two numbers of loader workers ran", "--loader-workers 2,8,32")
     best = highest(rows, "throughput_samples_per_s")
-    others = [name for name in inputs.axes if name not in ("loader_workers", "cpus_per_rank")]
-    rows = rows[(rows[others].astype(str) == best[others].astype(str)).all(axis=1)]
+    rows = where(rows, {name: best[name] for name in inputs.axes if name not in ("loader_workers", "cpus_per_rank")})
     ratios = ratios_to_reference(throughput_estimates(rows), pd.Series(best.name, index=rows.index))
     rows = rows.assign(**{f"relative{end}": ratios[name] for end, name in (("", "ratio"), ("_high", "high"))})
     alike = rows[rows["cpus_per_rank"] == best["cpus_per_rank"]].sort_values("loader_workers")
-    enough = alike[alike["relative"] >= ENOUGH].iloc[0]
+    enough = alike[alike["relative"] >= 1 - NEAR].iloc[0]
+    fewer = alike.loc[list(dict.fromkeys((enough.name, alike.index[0])))]
+    fewer = fewer[fewer["loader_workers"] < best["loader_workers"]]
     other_cores = rows[(rows["loader_workers"] == best["loader_workers"]) & (rows.index != best.name)]
-    shown = [row for row in (enough, alike.iloc[0]) if row["loader_workers"] < best["loader_workers"]]
+
+    def label(field: str, row: pd.Series) -> str:
+        return value_label(field, int(row[field]), study_ranks(inputs))
+
     compared = [
-        *(f"{_workers(row)} reach {times(row['relative'])}" for row in {row.name: row for row in shown}.values()),
-        *(f"{_cores(row)} {times(row['relative'])}" for _, row in other_cores.sort_values("cpus_per_rank").iterrows()),
+        *(f"{label('loader_workers', row)} reach {times(row['relative'])}" for _, row in fewer.iterrows()),
+        *(
+            f"{label('cpus_per_rank', row)} {times(row['relative'])}"
+            for _, row in other_cores.sort_values("cpus_per_rank").iterrows()
+        ),
     ]
     text = (
-        f"{_workers(best)} and {_cores(best)} per rank train fastest, with "
+        f"{label('loader_workers', best)} and {label('cpus_per_rank', best)} train fastest, with "
         f"{measured(best, 'throughput_samples_per_s', 0, unit=' samples/s')} ({repeats(rows['n'].min())})."
     )
     text += f" Of this, {join(compared)}." if compared else ""
@@ -47,7 +52,7 @@ def workers(inputs: ReportInputs) -> Reply | Missing:
         )
     first = more.iloc[0]
     return Reply(
-        f"{text} {_workers(first)} are too many: they reach {times(first['relative'])}.",
+        f"{text} {label('loader_workers', first)} are too many: they reach {times(first['relative'])}.",
         {
             "best_workers": float(best["loader_workers"]),
             "enough_workers": float(enough["loader_workers"]),
@@ -85,11 +90,3 @@ def storage(inputs: ReportInputs) -> Reply | Missing:
         others = [f"{span(ratios, unit='x')} as fast {_CHANGES[name][0]}" for name, ratios in changed.items()]
         text += f" It is {join(others)}."
     return Reply(text, {name: float(ratios.median()) for name, ratios in (by_format | changed).items()})
-
-
-def _workers(row: pd.Series) -> str:
-    return "1 loader worker" if row["loader_workers"] == 1 else f"{number(row['loader_workers'], 0)} loader workers"
-
-
-def _cores(row: pd.Series) -> str:
-    return "1 CPU core" if row["cpus_per_rank"] == 1 else f"{number(row['cpus_per_rank'], 0)} CPU cores"

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from analysis.answers.reply import MS, Missing, Reply, highest, lowest, measured, points, repeats, share, times
+from analysis.answers.reply import MS, Missing, Reply, highest, lowest, measured, points, repeats, share, size_of, times
 from analysis.compare.scaling import WEAK
 from analysis.predict.forecast import PredictionError, forecast
 from analysis.predict.inputs import ReportInputs
@@ -35,7 +35,7 @@ def linear(inputs: ReportInputs) -> Reply | Missing:
         f"{verdict} for {row['model']}, {measured(row, 'speed_up', 2, unit='x')}"
         for verdict, (_, row) in zip(verdicts, rows.iterrows(), strict=True)
     ]
-    known = f"On {_size(inputs, least)}: {join(listed)}.{_lost(inputs, least)}"
+    known = f"On {size_of(inputs, least)}: {join(listed)}.{_lost(inputs, least)}"
     if set(verdicts) == {_OPEN}:
         return Missing("the intervals are too wide", "--repeats 5", known)
     return Reply(
@@ -73,7 +73,7 @@ def interconnects(inputs: ReportInputs) -> Reply | Missing:
         ]
         texts.append(
             f"{model}: {best['interconnect']} is the fastest, {number(best['rate'], 0)} samples/s on "
-            f"{_size(inputs, best)}; {join(others)}"
+            f"{size_of(inputs, best)}; {join(others)}"
         )
         numbers |= {f"{model} {row['interconnect']}": row["rate"] / best["rate"] for _, row in group.iterrows()}
     slowest = lowest(rows, "efficiency")
@@ -172,7 +172,3 @@ def _lost(inputs: ReportInputs, row: pd.Series) -> str:
         f"{number(MS * float(cause['growth_s']), 1)} ms, {most} {SLOWDOWN_LABELS[name]} "
         f"({number(MS * parts[name], 1)} ms)."
     )
-
-
-def _size(inputs: ReportInputs, row: pd.Series) -> str:
-    return value_label("world_size", int(row["world_size"]), study_ranks(inputs))

@@ -8,8 +8,8 @@ import pandas as pd
 
 from analysis.measure.configurations import RESULT_COLUMNS, throughput_estimates, trial_fields
 from analysis.statistics import ratios_to_reference
-from analysis.study import Analysis
-from analysis.text import not_resolved, number, percent
+from analysis.study import Analysis, study_ranks
+from analysis.text import not_resolved, number, percent, value_label
 
 MS = 1e3
 
@@ -38,6 +38,15 @@ class Missing:
     options: str = ""
     known: str = ""
     command: str = ""
+
+
+NEAR = 0.05
+"""Loss of throughput that counts as equally fast."""
+
+
+def size_of(analysis: Analysis, row: pd.Series) -> str:
+    """Return the number of ranks of a row, as in "4 GPUs"."""
+    return value_label("world_size", int(row["world_size"]), study_ranks(analysis))
 
 
 def repeats(n: float) -> str:

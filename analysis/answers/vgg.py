@@ -5,7 +5,20 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.answers.reply import Missing, Reply, highest, lowest, measured, ms, preferred, repeats, share, times
+from analysis.answers.reply import (
+    NEAR,
+    Missing,
+    Reply,
+    highest,
+    lowest,
+    measured,
+    ms,
+    preferred,
+    repeats,
+    share,
+    size_of,
+    times,
+)
 from analysis.compare.scaling import STRONG, WEAK
 from analysis.predict.inputs import ReportInputs
 from analysis.statistics import welch_difference
@@ -99,10 +112,6 @@ def best_batch(inputs: ReportInputs) -> Reply | Missing:
     )
 
 
-NEAR = 0.05
-"""Loss of throughput that counts as equally fast."""
-
-
 def one_is_better(inputs: ReportInputs) -> Reply | Missing:
     """State at which batches several ranks are slower than one, with either kind of scaling, and why."""
     rows = inputs.scaling[inputs.scaling["scaling"].isin([WEAK, STRONG])]
@@ -114,9 +123,8 @@ def one_is_better(inputs: ReportInputs) -> Reply | Missing:
     worst = lowest(rows, "speed_up")
     large, small = (inputs.configurations.loc[worst[name]] for name in ("configuration", "reference"))
     label = configuration_label(large, ("batch_per_gpu", "parallel"), study_ranks(inputs))
-    size = value_label("world_size", int(worst["world_size"]), study_ranks(inputs))
     numbers = {"worst": float(worst["speed_up"]), "count": float(len(slower))}
-    shown = f"{measured(worst, 'speed_up', 2, unit='x')} of one {rank} on {size} ({label})"
+    shown = f"{measured(worst, 'speed_up', 2, unit='x')} of one {rank} on {size_of(inputs, worst)} ({label})"
     if slower.empty:
         return Reply(f"Never in these results: the least is {shown}.", numbers)
     batches = ", ".join(

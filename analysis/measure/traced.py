@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 
 from analysis.measure.collectives import matched
-from analysis.measure.communication import WAIT_MATTERS_SHARE, least, of_ranks, others, rank_medians
+from analysis.measure.communication import WAIT_MATTERS_SHARE, least, others, rank_medians
 from analysis.read.reduce import TRACED_WINDOWS
 
 WINDOW = "profile"
-"""The window of steps that strategies of this project trace. Scripts' steps have totals if they have no buckets."""
+"""The window of steps that strategies of this project trace."""
 
 TRACED_COLUMNS = [
     "communication_s", "wire_s", "wait_s", "hidden_s", "exposed_s", "exposed_wire_s", "exposed_wait_s",
@@ -48,7 +48,7 @@ def traced_breakdown(collectives: pd.DataFrame, window_rows: pd.DataFrame) -> pd
     )
     shares = shares.groupby(level=_RANK).median().fillna(0.0)
     names = ["collectives_s", "exposed_collectives_s", "kernels_s", "step_s"]
-    seen = of_ranks(totals.assign(window=WINDOW), WINDOW, names)
+    seen = totals.set_index(_RANK)[names].astype(float)
     ranks = seen.reindex(shares.index).rename(
         columns={"collectives_s": "communication_s", "exposed_collectives_s": "exposed_s", "kernels_s": "kernel_s"}
     )

@@ -118,6 +118,11 @@ def _short(make: Callable[[ReportInputs], Table]) -> Callable[[ReportInputs], Ta
     return lambda inputs: tables.shortened(make(inputs))
 
 
+def _fastest(title: str, *figures: Figure) -> Question:
+    """Return a study's own question that the table of throughputs answers."""
+    return Question("own", title, _best, _short(throughput), figures)
+
+
 OWN: Mapping[str, Question] = {
     "forum-phases": Question(
         "own",
@@ -140,14 +145,10 @@ OWN: Mapping[str, Question] = {
         _short(batch_size),
         (Figure(batch_size_figure),),
     ),
-    "averaging": Question(
-        "own", "What does each way to average gradients cost?", _best, _short(throughput), (Figure(phases_figure),)
-    ),
-    "storage-order": Question("own", "What does storage cost?", _best, _short(throughput), (Figure(phases_figure),)),
-    "loader-grid": Question(
-        "own", "How many loader workers are enough?", _best, _short(throughput), (Figure(phases_figure),)
-    ),
-    "mlstm-scaling": Question("own", "How many characters per second?", _best, _short(throughput), ()),
+    "averaging": _fastest("What does each way to average gradients cost?", Figure(phases_figure)),
+    "storage-order": _fastest("What does storage cost?", Figure(phases_figure)),
+    "loader-grid": _fastest("How many loader workers are enough?", Figure(phases_figure)),
+    "mlstm-scaling": _fastest("How many characters per second?"),
     "interconnect": Question(
         "own", "What does the network cost?", sentences.holds_back, tables.network_cost, (Figure(phases_figure),)
     ),

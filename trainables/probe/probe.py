@@ -18,6 +18,7 @@ from trainables.probe.flops import OperationCounter, why_not_countable
 from trainables.probe.gradients import LastGradient, group_size, reduction_times
 from trainables.probe.job import MIN_WARMUP_STEPS, ProbeJob, Row
 from trainables.probe.rows import (
+    computed_samples,
     evaluation_steps,
     launch_times,
     losses,
@@ -342,13 +343,13 @@ class Probe:
         """
         observed = self._observed()
         loaded = usual([total(step.loader_samples) for step in observed])
-        computed = usual([total(micro_batches(step)) for step in observed])
+        computed = computed_samples(observed)
         return computed if loaded is None or (computed is not None and loaded == group_size() * computed) else loaded
 
     def _micro_batches(self, observed: list[StepSpans], batch: int | None) -> int | None:
         """Return the batches per step. A loader may return batches that the model sees in parts, and the reverse."""
         loaded = usual([len(step.loader_samples) for step in observed])
-        if loaded and usual([total(micro_batches(step)) for step in observed]) != batch:
+        if loaded and computed_samples(observed) != batch:
             return loaded
         return usual([len(micro_batches(step)) for step in observed])
 

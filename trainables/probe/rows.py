@@ -123,6 +123,11 @@ def micro_batches(step: StepSpans) -> list[int | None]:
     return min((by_module[module] for module, size in sizes.items() if size == common), key=len, default=[])
 
 
+def computed_samples(steps: Sequence[StepSpans]) -> int | None:
+    """Return the usual samples per step, from the inputs of the forward passes."""
+    return usual([total(micro_batches(step)) for step in steps])
+
+
 def tokens_of(step: StepSpans) -> int | None:
     """Return the tokens of a step: of the module that sees the most. None if no module's inputs are tokens."""
     by_module: dict[int, int] = {}
