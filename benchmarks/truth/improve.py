@@ -7,8 +7,8 @@ null: real ranks over gloo in the study's own process, without Ray. Each lever c
 as the learning rate. Goal: at most one lever is kept in all searches. --simulated: ranks with generated step times.
 
 start: fp32, eager, contiguous, no loader processes, unpinned, JPEG by Pillow. Each case runs the `improve` command
-within 40 trials and --budget, then a grid of good configurations in five worker groups. Goal: at least 0.95 of the
-fastest of them.
+within 40 trials and --budget, then a grid of good configurations in five worker groups (--repeats). Goal: at
+least 0.95 of the fastest of them.
 """
 
 import argparse
@@ -111,11 +111,14 @@ def main() -> None:
     parser.add_argument("--simulated", action="store_true")
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--budget", default="15m", help="time per case of start")
+    parser.add_argument("--repeats", type=int, default=5, help="worker groups of the grid of good configurations")
+    parser.add_argument("--keep", help="folder for the results of start, which then continues what it finds there")
     parser.add_argument("--name", help="folder under benchmarks/results; default: improve-null or improve-start")
     options = parser.parse_args()
     name = options.name or f"improve-{options.what}"
     if options.what == "start":
-        return start(options.cases.split(","), options.budget, name)
+        with tempfile.TemporaryDirectory() as temporary:
+            return start(options.cases.split(","), options.budget, options.repeats, options.keep or temporary, name)
     samples = kept_samples(name)
     for number in range(len(samples), options.runs):
         samples.append({"run": number} | (simulated(number) if options.simulated else measured()))
@@ -176,17 +179,16 @@ def null_figures(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------------------------------------- start
 
 
-def start(names: list[str], budget: str, result: str) -> None:
+def start(names: list[str], budget: str, repeats: int, folder: str, result: str) -> None:
     """Improve each naive start, measure good configurations, and write the figures."""
     samples = [sample for sample in kept_samples(result) if sample["case"] not in names]
     for name in names:
         case = CASES[name]
-        with tempfile.TemporaryDirectory() as folder:
-            gpus = f"--gpus {case.gpus}"
-            improved, best = f"{folder}/improve", f"{folder}/best"
-            _study(f"improve {case.work} {case.naive} {gpus} --trials 40 --budget {budget} --out {improved}")
-            _study(f"run {case.work} {case.best} {gpus} --repeats 5 --out {best}")
-            samples.append({"case": name} | compared(improved, best))
+        gpus = f"--gpus {case.gpus}"
+        improved, best = f"{folder}/{name}-improve", f"{folder}/{name}-best"
+        _study(f"improve {case.work} {case.naive} {gpus} --trials 40 --budget {budget} --out {improved}")
+        _study(f"run {case.work} {case.best} {gpus} --repeats {repeats} --out {best}")
+        samples.append({"case": name} | compared(improved, best))
         write_summary(result, [entry for sample in samples for entry in start_figures(sample)], samples)
 
 

@@ -8,7 +8,8 @@ late. All ranks keep their trace. Another program than the product's reads it: i
 without dividing it into steps, and recognises collectives by the names of kernels. Goals:
 - Time with a collective, and its part without computation, are within 5 % or 0.1 ms of the trace's on every rank.
 - The product finds every collective of the trace.
-- Between 80 % and 125 % of the lateness is reported as lateness of the late rank.
+- Between 80 % and 125 % of the lateness is reported as lateness of the late rank. Not judged where the host bounds the
+  step: the device, on which the delay runs, then idles anyway.
 """
 
 import argparse
@@ -42,6 +43,9 @@ from trainables.trial import Trial
 WORKLOADS = "benchmarks/harness/faulty_workloads.py"
 STRATEGIES = ("fsdp2", "hsdp", "zero1")
 FOUND = (0.8, 1.25)
+LEAST_BUSY = 0.8
+"""Share of the step in kernels from which a delay on the device makes a rank late."""
+
 COLUMNS = {"collectives_s": "communication", "exposed_collectives_s": "exposed"}
 
 
@@ -75,7 +79,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if count_gpus() else "cpu", choices=["cuda", "cpu"])
     parser.add_argument("--gpus", type=int, default=2)
-    parser.add_argument("--batch", type=int, help="sequences per rank; default: 8, or 2 on CPU ranks")
+    parser.add_argument("--batch", type=int, help="sequences per rank; default: 32, or 2 on CPU ranks")
     parser.add_argument("--execution", default="eager", choices=["eager", "compile", "compile_blocks"])
     parser.add_argument("--out", default="sharding-truth", help="folder below benchmarks/results")
     return parser.parse_args()
@@ -89,7 +93,7 @@ def trials(options: argparse.Namespace) -> dict[tuple[str, str], Trial]:
         dataset="synthetic",
         sequence_length=1024 if on_gpus else 64,
         precision="bf16" if on_gpus else "fp32",
-        batch_per_gpu=options.batch or (8 if on_gpus else 2),
+        batch_per_gpu=options.batch or (32 if on_gpus else 2),
         device=options.device,
         world_size=options.gpus,
         cpus_per_rank=max(1, count_cpus() // options.gpus) if on_gpus else 1,
@@ -185,23 +189,32 @@ def figures(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         for name in COLUMNS.values():
             pairs = [(sample[f"trace_{name}_s"], sample[f"{name}_s"]) for sample in own]
             trace_s, product_s = max(pairs, key=lambda pair: abs(pair[1] - pair[0]))
-            holds = all(within_tolerance(*pair) for pair in pairs)
+            agree = all(within_tolerance(*pair) for pair in pairs)
             unit = f"ms of {1e3 * trace_s:.3f}"
             difference_ms = 1e3 * (product_s - trace_s)
             found.append(
-                figure(f"{name}, breakdown - trace, {parallel}", difference_ms, None, unit, "5 % or 0.1 ms", holds)
+                figure(f"{name}, breakdown - trace, {parallel}", difference_ms, None, unit, "5 % or 0.1 ms", agree)
             )
         missed = max(abs(sample["calls"] - sample["trace_calls"]) for sample in own)
         found.append(figure(f"collectives missed, {parallel}", missed, None, "per step", "0", missed == 0))
         by_workload = {sample["workload"]: sample for sample in own}
         late, sound = by_workload["late_language_model"], by_workload["language_model"]
         ratio = (late["lateness_s"] - (sound["lateness_s"] if sound["late_rank"] == LATE_RANK else 0.0)) / LATE_S
-        holds = late["late_rank"] == LATE_RANK and FOUND[0] <= ratio <= FOUND[1]
+        busy = _busy_share([sample for sample in own if sample["workload"] == "language_model"])
         unit = f"of {1e3 * LATE_S:.0f} ms, reported for rank {late['late_rank']}"
+        holds: bool | None = late["late_rank"] == LATE_RANK and FOUND[0] <= ratio <= FOUND[1]
+        if busy is not None and busy < LEAST_BUSY:
+            holds, unit = None, f"{unit}; not judged: host-bound, kernels take {100 * busy:.0f} % of the step"
         found.append(figure(f"lateness found, {parallel}", ratio, None, unit, "0.8 to 1.25", holds))
         slowed = sum(sample["slowed"] for sample in own) / len(own)
         found.append(figure(f"trials slowed too much by the profiler, {parallel}", slowed, None, "share", "none", None))
     return found
+
+
+def _busy_share(samples: Sequence[dict[str, Any]]) -> float | None:
+    """Return the share of the step in kernels, of the rank with the largest. None on CPU ranks."""
+    shares = [sample["kernels_s"] / sample["step_s"] for sample in samples if sample["kernels_s"] is not None]
+    return max(shares, default=None)
 
 
 if __name__ == "__main__":
