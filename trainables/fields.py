@@ -314,7 +314,7 @@ class TrialFields(DataFields):
 
     @property
     def window_steps(self) -> int:
-        """Maximum number of steps of the plain window. Later windows, which find the loaders running, have `steps`.
+        """Maximum number of steps of the plain window.
 
         The loaders' queues hold `loader_workers * prefetch_batches` batches, and batches decoded or copied ahead have a
         queue of their own. A window ten times as long takes less than a tenth of its batches from full queues. It ends

@@ -38,7 +38,7 @@ def workers(inputs: ReportInputs) -> Reply | Missing:
         ),
     ]
     text = (
-        f"{label('loader_workers', best)} and {label('cpus_per_rank', best)} train fastest, with "
+        f"{label('loader_workers', best)} and {label('cpus_per_rank', best)} train fastest: "
         f"{measured(best, 'throughput_samples_per_s', 0, unit=' samples/s')} ({repeats(rows['n'].min())})."
     )
     text += f" Of this, {join(compared)}." if compared else ""

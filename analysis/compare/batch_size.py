@@ -9,7 +9,7 @@ from analysis.measure.configurations import trial_fields
 from analysis.measure.measures import configuration_of
 from analysis.read.environment import used_gpus
 
-_MEASURED, _OUT_OF_MEMORY, _PRUNED = "measured", "out of memory", "not tried: a smaller batch ran out of memory"
+_MEASURED, OUT_OF_MEMORY, _PRUNED = "measured", "out of memory", "not tried: a smaller batch ran out of memory"
 
 _THROUGHPUT = tuple(f"throughput_samples_per_s{end}" for end in ("", "_low", "_high", "_more"))
 
@@ -50,7 +50,7 @@ def batch_curve(trials: pd.DataFrame, configurations: pd.DataFrame) -> pd.DataFr
             row |= measured.loc[index].to_dict() | {"configuration": index, "outcome": _MEASURED}
             row["memory_share"] = row["peak_memory_bytes"] / total if (total := _memory_bytes(group)) else None
         elif "out_of_memory" in statuses:
-            row["outcome"] = _OUT_OF_MEMORY
+            row["outcome"] = OUT_OF_MEMORY
         elif statuses == {"pruned"}:
             row["outcome"] = _PRUNED
         else:
@@ -68,7 +68,7 @@ def batch_curve(trials: pd.DataFrame, configurations: pd.DataFrame) -> pd.DataFr
     frame["relative"] = resolved / resolved.groupby(frame["series"]).transform("max")
     for _, series in frame.groupby("series"):
         fits = series[series["outcome"] == _MEASURED]
-        if len(fits) and (series["outcome"] == _OUT_OF_MEMORY).any():
+        if len(fits) and (series["outcome"] == OUT_OF_MEMORY).any():
             frame.loc[fits.index[-1], "outcome"] = "measured: the largest tried that fits"
     return frame
 

@@ -43,6 +43,11 @@ from trainables.step.timing import CudaClock, Row, Step, clock_for, no_mark, wit
 from trainables.trial import Trial
 
 ISSUE_STEPS, BUSY_STEPS, TRANSFER_STEPS = 10, 5, 10
+LOADER_ROUNDS = 10
+"""Batches per loader process in a phases window after a plain window at least as long.
+
+Loader processes deliver their batches in bursts, of which a window of few rounds sees a part.
+"""
 
 
 def run(trial: Trial, setup: RankSetup) -> RankOutput:
@@ -142,8 +147,8 @@ def _plain_wrapper_windows(windows: TrialWindows, model: nn.Module) -> dict[str,
     if context.device.type == "cpu" and not windows.delivered and not trial.median_width:
         _plain_and_phase_windows(windows, step)
     else:
-        steps = _plain_window(windows, step)
-        phases_s, phases = phase_window(step, batches, min(steps, trial.steps), clock, context.barrier)
+        steps = min(_plain_window(windows, step), max(trial.steps, LOADER_ROUNDS * trial.loader_workers))
+        phases_s, phases = phase_window(step, batches, steps, clock, context.barrier)
         windows.add("phases", phases_s, phases, phase_row)
     windows.observations.append(windows.setup.observe())
     if not isinstance(clock, CudaClock):
@@ -168,6 +173,19 @@ def _plain_wrapper_windows(windows: TrialWindows, model: nn.Module) -> dict[str,
         )
         windows.add("transfer_synced", synced_s, synced, phase_row)
     return peaks
+
+
+def _produced(windows: TrialWindows) -> list[int]:
+    """Return the batches that each source has produced, including those that its loader processes are working on.
+
+    Loader processes that start together also finish together: in the first rounds, many batches arrive at once.
+    """
+    trial, produced = windows.trial, [int(counts.sum()) for counts in windows.delivered]
+    if trial.loader_workers and produced:
+        taken = produced[1] if len(produced) > 1 else len(windows.steps) * trial.accumulation_steps
+        unfinished = trial.loader_workers * trial.prefetch_batches - (produced[0] - taken)
+        produced[0] += min(max(unfinished, 0), trial.loader_workers)
+    return produced
 
 
 def _plain_and_phase_windows(windows: TrialWindows, step: Step) -> None:
@@ -202,7 +220,7 @@ def _plain_window(windows: TrialWindows, step: Step) -> int:
         blocks = steady_blocks(step, windows.batches, runs, windows.clock, context.barrier, enough)
     else:
         lengths = doubling_lengths(trial.steps, trial.window_steps if windows.delivered else trial.steps)
-        before = [int(counts.sum()) for counts in windows.delivered]
+        before = _produced(windows)
         consumed = [length * trial.accumulation_steps for length in lengths]
         enough = partial(loaders_kept_up, windows.delivered, before, consumed, context.control, trial.processes > 1)
         blocks = plain_blocks(step, windows.batches, lengths, windows.clock, context.barrier, enough)

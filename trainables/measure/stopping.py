@@ -123,8 +123,8 @@ def loaders_kept_up(
     Then at most 10 % of the batches were ready beforehand, the throughput exceeds the sustainable one by at most that
     share, and the window may end before `Trial.window_steps`.
 
-    delivered: batches produced so far, per source. before: the same at the start of the window. batches: consumed per
-    block. Collective over `control` if `distributed`.
+    delivered: batches produced so far, per source. before: the same at the start of the window, with the batches that
+    were then in work. batches: consumed per block. Collective over `control` if `distributed`.
     """
     if len(batches) == 1:
         return True

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from analysis.compare.batch_size import OUT_OF_MEMORY
 from analysis.compare.bottleneck import REGIONS, WORDS, faster_compute, fewer_launches, largest_gain, regions
 from analysis.measure.configurations import units_per_s
 from analysis.measure.hardware import use
@@ -138,9 +139,9 @@ def batch(analysis: Analysis, subject: Subject) -> CardLine | None:
     if pd.isna(row["relative"]) or smallest["configuration"] == subject.configuration:
         return None
     ratio = float(row["relative"] / smallest["relative"])
-    names = join([str(int(value)) for value in curve["batch_per_gpu"]])
+    names = join([str(int(value)) for value in measured["batch_per_gpu"]])
     text = (
-        f"{int(row['batch_per_gpu'])} is the fastest of {names}: {number(ratio, 1)}x the rate of "
+        f"{int(row['batch_per_gpu'])} is the fastest of {names}: {number(ratio, 1 if ratio >= 2 else 2)}x the rate of "
         f"{int(smallest['batch_per_gpu'])}"
     )
     quantities = [Quantity("speed_up_over_smallest_batch", ratio, "1")]
@@ -149,6 +150,9 @@ def batch(analysis: Analysis, subject: Subject) -> CardLine | None:
         quantities.append(Quantity("peak_memory", float(row["peak_memory_bytes"]), "B"))
         if pd.notna(row["memory_share"]):
             text += f" ({percent(row['memory_share'])} of the memory)"
+    too_large = curve[curve["outcome"] == OUT_OF_MEMORY]
+    if len(too_large):
+        text += f"; {int(too_large['batch_per_gpu'].min())} runs out of memory"
     return CardLine("batch", "batch", text, tuple(quantities))
 
 

@@ -358,10 +358,17 @@ class Model(nn.Linear):
         time.sleep(0.15 if self.slow_steps >= 0 else 0)
         return super().forward(inputs)
 
-def build(slow_steps):
+class Bursts(Slow):
+    """Samples of 0.1 s each, so that loader processes which start together also finish together."""
+
+    def __getitem__(self, index):
+        time.sleep(0.1)
+        return torch.full((4,), float(index)), index % 3
+
+def build(slow_steps, dataset=None):
     model = Model(slow_steps)
     return Workload(
-        model=model, dataset=Slow(), loss=nn.functional.cross_entropy,
+        model=model, dataset=dataset or Slow(), loss=nn.functional.cross_entropy,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
 
 def keeps_up(trial):
@@ -369,6 +376,9 @@ def keeps_up(trial):
 
 def falls_behind(trial):
     return build(trial.warmup_steps)
+
+def bursts(trial):
+    return build(0, Bursts())
 '''
 
 
@@ -385,6 +395,24 @@ def test_a_window_ends_early_only_if_loaders_keep_up(
     assert len(measured["plain"]) == plain
     if name == "falls_behind":  # only the loader's rate is sustainable, whatever was ready at the start
         assert measured["plain"][0]["window_s"] / plain == pytest.approx(0.05, rel=0.2)
+
+
+def test_a_window_does_not_end_within_a_burst_of_loaders_that_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of 8 loader processes needs 0.2 s for a batch of two, so that 40 batches per second are sustainable."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    preload_loader_processes()
+    path = tmp_path / "loaded_models.py"
+    path.write_text(LOADED)
+    trial = users_trial(f"{path}:bursts").but(
+        warmup_steps=3, steps=6, batch_per_gpu=2, loader_workers=8, prefetch_batches=2
+    )
+    measured = windows(run(trial, RankSetup(rank=0, device=CPU)))
+    steps = len(measured["plain"])
+    assert steps >= 10 * 8
+    assert measured["plain"][0]["window_s"] / steps == pytest.approx(1 / 40, rel=0.25)
+    assert len(measured["phases"]) == min(steps, 80)
 
 
 @pytest.mark.parametrize(
