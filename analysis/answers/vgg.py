@@ -19,9 +19,9 @@ from analysis.answers.reply import (
     size_of,
     times,
 )
+from analysis.compare.accuracy import seed_difference
 from analysis.compare.scaling import STRONG, WEAK
 from analysis.predict.inputs import ReportInputs
-from analysis.statistics import mean_interval, welch_difference
 from analysis.study import study_ranks
 from analysis.tables.hardware import memory_balance
 from analysis.text import GIB, configuration_label, join, number, value_label, with_interval
@@ -49,7 +49,10 @@ def accuracy(inputs: ReportInputs) -> Reply | Missing:
     if pair is None:
         return Missing("all trainings ran on the same number of ranks", EPOCHS_ON_TWO, by_batch)
     held, one, several = pair
-    value, low, high = (100 * part for part in _difference(found.runs, several, one))
+    runs = found.runs.set_index("trial_id")
+    first, second = (runs.loc[list(cell["trial_ids"])].set_index("seed")["validation_top1"] for cell in (several, one))
+    only_layout = held == "global_batch" and several["recipe"] == one["recipe"]
+    value, low, high = (100 * part for part in seed_difference(first, second, only_layout))
     batch = {"global_batch": "global batch {}", "batch_per_gpu": "batch {} per rank"}[held].format(number(one[held], 0))
     text = (
         f"At {batch} the accuracy on {several['world_size']} ranks differs from that on {one['world_size']} by "
@@ -64,21 +67,6 @@ def accuracy(inputs: ReportInputs) -> Reply | Missing:
     }.get((held, same), "")
     reason = "same gradient" if same and why else ""
     return Reply(f"{'No' if same else 'Yes'}. {text}{why}. {by_batch}", {"difference": value / 100}, reason)
-
-
-def _difference(runs: pd.DataFrame, several: pd.Series, one: pd.Series) -> tuple[float, float, float]:
-    """Return the difference in accuracy and the ends of its 95 % interval.
-
-    Trainings with the same seed are a pair: they start with the same weights and see the samples in the same order.
-    """
-    first, second = (
-        runs[runs["trial_id"].isin(cell["trial_ids"])].set_index("seed")["validation_top1"].sort_index()
-        for cell in (several, one)
-    )
-    if first.index.is_unique and first.index.equals(second.index):
-        gaps = first - second
-        return float(gaps.mean()), *mean_interval(gaps)
-    return welch_difference(first, second)
 
 
 def _on_one_and_several(cells: pd.DataFrame) -> tuple[str, pd.Series, pd.Series] | None:

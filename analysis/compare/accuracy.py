@@ -87,7 +87,7 @@ def cells(runs: pd.DataFrame, plain: str, epochs: pd.DataFrame) -> pd.DataFrame:
     top1: mean of the last epoch's validation accuracy, with `_low` and `_high` (95 %, Student's t) and top1_sd.
     top5 and losses: means.
     difference: top1 minus that of the recipe's reference (the plain reference if it has none), with `_low` and `_high`
-    (Welch's t).
+    (`seed_difference`).
     within_noise: True if the interval contains 0 and excludes a loss of RELEVANT_LOSS, False if it excludes 0, None if
     there are too few seeds.
     plain_difference: difference to the plain reference, for recipes with another one.
@@ -104,7 +104,7 @@ def cells(runs: pd.DataFrame, plain: str, epochs: pd.DataFrame) -> pd.DataFrame:
         recipe = key[0]
         reference = _reference_of(members, str(recipe), plain)
         first_layout = next(candidate for candidate in members if candidate[:2] == key[:2])
-        values = part["validation_top1"].dropna()
+        values = _by_seed(part)
         row: dict[str, Any] = dict(zip(["recipe", "global_batch", *LAYOUT], key, strict=True))
         low, high = mean_interval(values, least=0, most=1)
         row |= {
@@ -120,9 +120,10 @@ def cells(runs: pd.DataFrame, plain: str, epochs: pd.DataFrame) -> pd.DataFrame:
         }
         row |= {"top1": values.mean(), "top1_low": low, "top1_high": high, "top1_sd": values.std()}
         row |= {"top5": part["validation_top5"].mean(), "train_loss": part["train_loss"].mean()}
-        row |= _difference("difference", values, members[reference]["validation_top1"], key == reference)
+        is_same = key[:2] == reference[:2]
+        row |= _difference("difference", values, _by_seed(members[reference]), key == reference, is_same)
         has_other_reference = plain_reference and members[plain_reference]["rest"].iloc[0] != part["rest"].iloc[0]
-        other_values = members[plain_reference]["validation_top1"] if has_other_reference else values.iloc[:0]
+        other_values = _by_seed(members[plain_reference]) if has_other_reference else values.iloc[:0]
         row |= _difference("plain_difference", values, other_values, not has_other_reference)
         row |= _throughput(part["throughput_samples_per_s"].dropna())
         row |= critical_batches(epochs[epochs["trial_id"].isin(part["trial_id"])]) | _to_target(part)
@@ -140,8 +141,29 @@ def made_of(world_size: Any, batch_per_gpu: Any, accumulation_steps: Any) -> str
     return text if accumulation_steps == 1 else f"{text} × {accumulation_steps} accumulated"
 
 
-def _difference(name: str, values: pd.Series, reference: pd.Series, is_reference: bool) -> dict[str, Any]:
-    difference, low, high = (np.nan,) * 3 if is_reference else welch_difference(values, reference.dropna(), 1.0)
+def _by_seed(runs: pd.DataFrame) -> pd.Series:
+    """Return the last epoch's validation accuracy of each run, with its seed as index."""
+    return runs.set_index("seed")["validation_top1"].dropna()
+
+
+def seed_difference(values: pd.Series, reference: pd.Series, only_layout: bool) -> tuple[float, float, float]:
+    """Return the mean accuracy of `values` minus that of `reference`, and the ends of its 95 % interval.
+
+    values, reference: shares, with seeds as index. only_layout: both have the same recipe and global batch. Then
+    trainings with the same seed start with the same weights and see the same batches, so their differences are compared
+    (Student's t), if both sides have the same seeds. Else Welch's t.
+    """
+    values, reference = values.sort_index(), reference.sort_index()
+    if not (only_layout and values.index.is_unique and values.index.equals(reference.index) and len(values) > 1):
+        return welch_difference(values, reference, 1.0)
+    gaps = values - reference
+    return float(gaps.mean()), *mean_interval(gaps, -1, 1)
+
+
+def _difference(
+    name: str, values: pd.Series, reference: pd.Series, is_reference: bool, only_layout: bool = False
+) -> dict[str, Any]:
+    difference, low, high = (np.nan,) * 3 if is_reference else seed_difference(values, reference, only_layout)
     within_noise = True if -RELEVANT_LOSS < low <= 0 <= high else False if low > 0 or high < 0 else None
     columns = {name: difference, f"{name}_low": low, f"{name}_high": high}
     return columns | ({"within_noise": within_noise} if name == "difference" else {})

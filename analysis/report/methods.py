@@ -61,7 +61,8 @@ def _training(analysis: Analysis) -> list[str]:
         return []
     return [
         f"Accuracies are those of held-out samples after the last epoch, means over {_range(seeds)} seeds, with "
-        f"{percent(CONFIDENCE)} intervals of differences by Welch's t."
+        f"{percent(CONFIDENCE)} intervals of differences by Welch's t, or of pairs with equal seeds at "
+        "the same global batch."
     ]
 
 

@@ -60,7 +60,7 @@ def accuracy_table(analysis: Analysis) -> Table:
                 "difference_percent",
                 "difference (points)",
                 "from the same recipe at the reference batch, or from plain training if there is none [95 % "
-                "interval, Welch's t].",
+                "interval: Welch's t, or of pairs with equal seeds at the same global batch].",
                 1,
                 2,
                 True,

@@ -7,7 +7,9 @@ from scripts.claims.sources import (
     Entries,
     Value,
     cell,
+    count,
     figure,
+    figures,
     goal,
     number,
     on_page,
@@ -105,7 +107,27 @@ SCALING: Entries = [
     ),
 ]  # fmt: skip
 
+
+def _rate(precision: str, execution: str) -> Value:
+    """Return samples per second of GPT-2 on one GPU, in a number format."""
+    return number(
+        one(table("gpt2-fp8", "throughput"), precision=precision, execution=execution)["throughput_samples_per_s"]
+    )
+
+
+AGREEING = figures("sharding-4gpu", r"(communication|exposed), breakdown - trace, .*")
+
 ENTRIES: Entries = [
+    says("All {} times, with a collective", count([value for value in AGREEING if value.holds])),
+    says(
+        "at 64 sequences on one H100 reaches {} sequences/s in fp8 in place of {} in bf16",
+        _rate("fp8", "compile"),
+        _rate("bf16", "compile"),
+    ),
+    says("and {} in place of {} with compiled blocks", _rate("fp8", "compile_blocks"), _rate("bf16", "compile_blocks")),
+    stated("GPT-2 124M at 64 sequences on one H100 reaches", "a setting"),
+    stated("--batch 32`, the default since then", "a setting"),
+    stated("batch 8, eager, one worker group", "a setting"),
     stated("24 of width 1,024", "context"),
     stated("50,257 token ids", "context"),
     says("padded to {}", number(GPT2_VOCABULARY)),

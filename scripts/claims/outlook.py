@@ -142,6 +142,7 @@ def _law_row(label: str, case: str) -> tuple[str | Cell, ...]:
 
 BLIND_SERIES = figures("blind", ".*: error of the step")
 BLIND = f"mean absolute error, {len(BLIND_SERIES)} series"
+MLSTM_SERIES = figures("blind-mlstm", ".*: error of the step")
 IN_LAW, IN_NEW_RUN = (f"{what} in its 95 % interval, 12 cases" for what in ("law", "new run"))
 PREDICTION: Entries = [
     claim(
@@ -195,6 +196,13 @@ PREDICTION: Entries = [
         100 * figure("blind", "mean absolute error of the naive estimate"),
         figure("blind", f"intervals that hold, of {len(BLIND_SERIES)}"),
     ),
+    says(
+        "The mean absolute error of {} series is {} %, which\nmisses the goal",
+        count(MLSTM_SERIES),
+        100 * figure("blind-mlstm", f"mean absolute error, {len(MLSTM_SERIES)} series"),
+    ),
+    says("the naive estimate's is {} %", 100 * figure("blind-mlstm", "mean absolute error of the naive estimate")),
+    says("{} % too slow, within its interval. That of the larger one is off by {} %", *(100 * v for v in MLSTM_SERIES)),
     shows(
         "prediction-laws",
         ("case", "mean error", "high / low", "true step, new run within"),

@@ -96,4 +96,9 @@ ENTRIES: Entries = [
         "so that most of the injected delay is hidden: the step grows by {} ms",
         figure("doors-late", "late rank: growth of the step"),
     ),
+    says(
+        "it grows by {} ms, and a share of {} is found",
+        figure("doors-late-vit", "late rank: growth of the step"),
+        figures("doors-late-vit", "late rank: share .*")[0],
+    ),
 ]

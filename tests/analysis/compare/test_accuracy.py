@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.compare.accuracy import by_precision, goodput
+from analysis.compare.accuracy import by_precision, goodput, seed_difference
 from analysis.figures.style import render
 from analysis.predict.inputs import ReportInputs, with_models
 from analysis.read.results import load, load_reduced
@@ -64,6 +64,19 @@ def test_mean_and_difference_have_student_and_welch_intervals() -> None:
     assert welch_difference(pd.Series([1.0]), pd.Series([2.0, 2.0]))[0] == -1.0
     assert np.isnan(welch_difference(pd.Series([1.0]), pd.Series([2.0, 2.0]))[1:]).all()
     assert np.isnan(mean_interval(pd.Series([1.0]))).all()
+
+
+def test_equal_seeds_are_pairs_only_if_nothing_but_the_layout_differs() -> None:
+    """Differences of 0.01, 0.02 and 0.03 have a standard deviation of 0.01; t is 4.303 with 2 degrees of freedom."""
+    reference = pd.Series([0.70, 0.80, 0.90], index=[0, 1, 2])
+    values = pd.Series([0.93, 0.82, 0.71], index=[2, 1, 0])
+    half = 4.302653 * 0.01 / math.sqrt(3)
+    assert seed_difference(values, reference, only_layout=True) == pytest.approx((0.02, 0.02 - half, 0.02 + half))
+    unpaired = welch_difference(values, reference, 1.0)
+    assert unpaired[2] - unpaired[1] > 10 * half
+    assert seed_difference(values, reference, only_layout=False) == unpaired
+    others = values.set_axis([0, 1, 3])
+    assert seed_difference(others, reference, only_layout=True) == unpaired, "other seeds are no pairs"
 
 
 def test_cells_match_hand_computed_values(tmp_path: Path) -> None:
