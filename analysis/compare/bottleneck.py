@@ -71,8 +71,9 @@ def regions(configurations: pd.DataFrame, traffic: Communication) -> pd.DataFram
     load: the longest wait of a rank for its batch, for which the others wait. transfer: phase of the step. wire, wait:
     exposed parts of the communication breakdown, as shares of a step in its window (see `unloaded_step_s`); 0 on one
     rank. On several ranks without a breakdown they are NaN and included in compute. host: if the step is host-bound
-    (`measures.summarise`), the device's idle time that no other region explains. NaN, and included in compute, if
-    kernel time is unknown. compute: the rest, at most the kernel time if known. idle: the remainder.
+    (`measures.summarise`), the device's idle time that no other region explains, and wait, which then is 0. NaN, and
+    included in compute, if kernel time is unknown. compute: the rest, at most the kernel time if known. idle: the
+    remainder.
 
     bound: "host" if the step is host-bound. Otherwise the largest of load + transfer, wire + wait, and idle (of a pair,
     the larger part) if it takes at least `BOUND_SHARE`; else "compute".
@@ -95,7 +96,9 @@ def regions(configurations: pd.DataFrame, traffic: Communication) -> pd.DataFram
     host_bound = pd.Series([value is True for value in configurations["host_bound"]], index=configurations.index)
     busy = configurations["busy_s"].astype(float) / step_s
     idle = 1 - busy - shares.sum(axis=1)
-    shares["host"] = idle.clip(lower=0.0).where(host_bound, 0.0)
+    # Where the host bounds the step, a rank is late because its host is.
+    shares["host"] = (idle.clip(lower=0.0) + shares["wait"].fillna(0.0)).where(host_bound, 0.0)
+    shares["wait"] = shares["wait"].mask(host_bound & shares["wait"].notna(), 0.0)
     shares["idle"] = idle.clip(lower=0.0).fillna(0.0).mask(host_bound, 0.0)
     # Windows differ, so that parts from several of them may add up to more than a step.
     shares = shares.div(shares.sum(axis=1).clip(lower=1.0), axis=0)

@@ -96,9 +96,10 @@ def test_a_region_bounds_a_step_only_if_its_rule_applies(changes: dict[str, Any]
     assert bound(**changes) == expected
 
 
-def test_the_host_share_is_the_idle_time_of_the_device() -> None:
+def test_the_host_share_is_the_idle_time_of_the_device_and_the_wait_for_other_hosts() -> None:
     shares = regions(*configuration(host_bound=True, busy_s=0.047)).iloc[0]
-    assert shares["host"] == pytest.approx(1 - 0.47 - 0.05 - 0.02 - 0.04 - 0.02)
+    assert shares["host"] == pytest.approx(1 - 0.47 - 0.05 - 0.02 - 0.04)
+    assert shares["wait"] == 0
     assert shares[list(REGIONS)].astype(float).sum() == pytest.approx(1)
     assert pd.isna(regions(*configuration(host_bound=True, busy_s=None))["host"].iloc[0])
 
