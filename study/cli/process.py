@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from study.errors import INTERNAL, NO_CLUSTER, OUTPUT_CLOSED, USAGE, lines_of
+from study.errors import INTERNAL, INTERRUPTED, NO_CLUSTER, OUTPUT_CLOSED, USAGE, lines_of
 from study.orchestrate.processes.guard import end_with_parent
 from study.orchestrate.processes.output import ray_output_in
 from study.store.redaction import redacted, redacted_line, redacted_log
@@ -221,7 +221,10 @@ def supervised(command: Callable[[Sequence[str]], int], arguments: Sequence[str]
         return _exit_code_of(command, arguments)
     os.close(sending)
 
+    asked_to_end = threading.Event()
+
     def forward(number: int, frame: Any) -> None:
+        asked_to_end.set()
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
 
@@ -241,7 +244,7 @@ def supervised(command: Callable[[Sequence[str]], int], arguments: Sequence[str]
         signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
         os.kill(parent, os.WTERMSIG(status))
     with standard_streams():
-        return _end_for_child(facts, status)
+        return _end_for_child(facts, status, asked_to_end.is_set())
 
 
 def tell_parent(**facts: Any) -> None:
@@ -286,8 +289,11 @@ def _exit_code_of(command: Callable[[Sequence[str]], int], arguments: Sequence[s
     return exit_code
 
 
-def _end_for_child(facts: Mapping[str, Any], status: int) -> int:
-    """Print why the child ended, unless it has, and write a partial report. Return the exit code."""
+def _end_for_child(facts: Mapping[str, Any], status: int, was_asked: bool) -> int:
+    """Print why the child ended, unless it has, and write a partial report. Return the exit code.
+
+    was_asked: a signal has asked both to end. If all processes of a job get it, Ray's servers may end first.
+    """
     from study.cli.progress import stderr_console
 
     exit_code = facts.get("reported_error")
@@ -297,7 +303,10 @@ def _end_for_child(facts: Mapping[str, Any], status: int) -> int:
         saved = "; finished trials are saved" if "out" in facts else ""
         again = f"; resume with: {facts['command']}" if "command" in facts else ""
         log = f"; log: {facts['log']}" if "log" in facts else ""
-        print(f"error: {lines_of(f'{cause}{saved}{log}; fix: {fix}{again}')}", file=sys.stderr)
+        line = f"error: {lines_of(f'{cause}{saved}{log}; fix: {fix}{again}')}"
+        if was_asked:
+            line, exit_code = f"warning: interrupted{again}", INTERRUPTED
+        print(line, file=sys.stderr)
     if "out" in facts:
         from analysis.report.report import write_report
 

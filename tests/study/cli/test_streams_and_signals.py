@@ -324,6 +324,20 @@ def test_a_signal_interrupts_the_supervised_process_once(number: signal.Signals,
     assert process.returncode == 130
 
 
+def test_a_signal_is_an_interruption_even_if_rays_servers_end_before_the_study_does() -> None:
+    """As by `timeout` or a job's end, which signal every process: Ray then aborts the one that it serves."""
+    aborts = "signal.signal(signal.SIGTERM, lambda *_: os.abort()); print('ready', flush=True); time.sleep(30)"
+    process = supervised(STARTED + aborts, start_new_session=True)
+    assert process.stdout
+    assert process.stdout.readline() == "ready\n"
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.communicate(timeout=60) == (
+        "report of OUT, partial: True\n",
+        "warning: interrupted; resume with: COMMAND\n",
+    )
+    assert process.returncode == 130
+
+
 def test_a_signal_in_the_moment_of_the_fork_interrupts_the_supervised_process_too() -> None:
     process = supervised(WAIT, "slow fork", start_new_session=True)
     assert process.stdout
