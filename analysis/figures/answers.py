@@ -68,14 +68,19 @@ def work(analysis: ReportInputs) -> Figure | None:
             side.set_major_locator(FixedLocator([float(size) for size in sizes]))
             side.set_minor_locator(NullLocator())
             side.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axis.set_ylim(min(sizes[0], float(rows["work"].min())) / 1.15, sizes[-1] * 1.2)
+        highest = min(1.05 * float(rows["work_high"].astype(float).max()), 2.0 * sizes[-1])
+        # NaN is never the greater one
+        axis.set_ylim(min(sizes[0], float(rows["work"].min())) / 1.15, max(1.2 * sizes[-1], highest))
+        labels = [LineEnd(sizes[-1], sizes[-1], "ideal")]
         for _, point in measured.iloc[1:].iterrows():
             shown = "not resolved" if point["is_open"] else number(point["work"], 2 if point["work"] < 10 else 1)
+            if point["world_size"] == sizes[-1]:
+                labels.append(LineEnd(sizes[-1], point["work"], f"measured: {shown}"))
+                continue
             axis.annotate(
                 shown, (point["world_size"], point["work"]), xytext=(4, -11), textcoords="offset points",
                 fontweight="bold",
             )  # fmt: skip
-        labels = [LineEnd(sizes[-1], sizes[-1], "ideal")]
         if len(predicted) > 1:
             last = predicted.iloc[-1]
             labels.append(LineEnd(sizes[-1], last["work"], f"predicted: {number(last['work'], 1)}"))

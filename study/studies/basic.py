@@ -36,12 +36,11 @@ def default(capacity: Capacity) -> Study:
         base |= {"warmup_steps": 15, "steps": 110, "window_limit_s": 9.0}
         base |= {"communication_steps": 5, "sweep_bytes": 4 * 2**20}  # gloo is slow
         axes |= {"batch_per_gpu": (16, 64)}
-    models = "ResNet-50 and a small transformer" if on_gpus else "a small residual network"
     return Study(
         name="default",
         question=(
-            f"How does data-parallel training of {models} scale on this machine, what holds it back, and how does the "
-            "batch size change that?"
+            "How does data-parallel training scale on this machine, what holds it back, and how does the batch size "
+            "change that?"
         ),
         base=base,
         axes=axes,
