@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import StrMethodFormatter
 
+from analysis.compare.batch_size import OUT_OF_MEMORY
 from analysis.compare.ladder import OURS
 from analysis.figures.style import (
     GRID,
@@ -53,11 +54,12 @@ def batch_size(analysis: Analysis) -> Figure | None:
     panels = list(curve.groupby(rest, dropna=False)) if rest else [((), curve)]
     kinds = list(dict.fromkeys(curve[line])) if line else [None]
     colours = dict(zip(kinds, sns.color_palette("colorblind", len(kinds)), strict=True))
-    batches = sorted(curve["batch_per_gpu"].unique())
+    tried = curve[curve["throughput_samples_per_s"].notna() | (curve["outcome"] == OUT_OF_MEMORY)]
+    batches = sorted(tried["batch_per_gpu"].unique())
     is_wide = curve["throughput_samples_per_s_more"] > 0
     value, low, high = (curve[f"throughput_samples_per_s{end}"] for end in ("", "_low", "_high"))
-    highest = max(0.0, limits(value.dropna(), low.mask(is_wide), high.mask(is_wide))[1])
-    has_lost = bool((curve["outcome"] == "out of memory").any())
+    highest = max(1.06 * float(value.max()), limits(value.dropna(), low.mask(is_wide), high.mask(is_wide))[1])
+    has_lost = bool((curve["outcome"] == OUT_OF_MEMORY).any())
     with_legend = len(kinds) > MOST_DIRECT_LABELS
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
         figure, axes = grid_of_axes(len(panels), sharey=True)
@@ -74,7 +76,7 @@ def batch_size(analysis: Analysis) -> Figure | None:
                 end = _curve(axis, points, colours[kind], MARKERS[i % len(MARKERS)])
                 if end is not None and line:
                     ends.append(LineEnd(*end, value_label(line, kind, ranks)))
-                lost = points[points["outcome"] == "out of memory"]
+                lost = points[points["outcome"] == OUT_OF_MEMORY]
                 axis.scatter(
                     lost["batch_per_gpu"] * 2 ** (0.08 * (i - (len(kinds) - 1) / 2)),
                     [0.03 * highest] * len(lost),

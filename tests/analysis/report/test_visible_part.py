@@ -95,6 +95,15 @@ def default(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def test_questions_that_results_do_not_answer_are_collapsed(tmp_path: Path) -> None:
+    page = Path(write_report(RESULTS / "hpml-lab4-memory", tmp_path).path).read_text()
+    shown = " ".join(Visible(page).words)
+    assert "Q1: Does an epoch take longer or shorter" in shown
+    assert "8 more questions, not answered by these results" in shown
+    assert "Q2: Is this weak or strong scaling" not in shown
+    assert "Q2: Is this weak or strong scaling" in page
+
+
 def test_the_visible_part_of_the_default_study_fits_into_a_few_screens(default: Path) -> None:
     page = (default / "index.html").read_text()
     seen = Visible(page)
