@@ -217,7 +217,7 @@ STUDY: Entries = [
     ),
     says("imports then take {} times as long", figure("imports", "not compiled / compiled")),
     says(
-        "on parts of one host with four), {} s passed from the last trial of a group to the first of the next, in "
+        "while others ran there), {} s passed from the last trial of a group to the first of the next, in "
         "the median of {} changes; the slowest took {} s and missed the goal of {} s",
         number(median(_changes())),
         number(len(_changes())),
