@@ -19,7 +19,7 @@ from analysis.answers.reply import (
     size_of,
     times,
 )
-from analysis.compare.accuracy import seed_difference
+from analysis.compare.accuracy import by_seed, seed_difference
 from analysis.compare.scaling import STRONG, WEAK
 from analysis.predict.inputs import ReportInputs
 from analysis.study import study_ranks
@@ -50,7 +50,7 @@ def accuracy(inputs: ReportInputs) -> Reply | Missing:
         return Missing("all trainings ran on the same number of ranks", EPOCHS_ON_TWO, by_batch)
     held, one, several = pair
     runs = found.runs.set_index("trial_id")
-    first, second = (runs.loc[list(cell["trial_ids"])].set_index("seed")["validation_top1"] for cell in (several, one))
+    first, second = (by_seed(runs.loc[list(cell["trial_ids"])]) for cell in (several, one))
     only_layout = held == "global_batch" and several["recipe"] == one["recipe"]
     value, low, high = (100 * part for part in seed_difference(first, second, only_layout))
     batch = {"global_batch": "global batch {}", "batch_per_gpu": "batch {} per rank"}[held].format(number(one[held], 0))

@@ -104,7 +104,7 @@ def cells(runs: pd.DataFrame, plain: str, epochs: pd.DataFrame) -> pd.DataFrame:
         recipe = key[0]
         reference = _reference_of(members, str(recipe), plain)
         first_layout = next(candidate for candidate in members if candidate[:2] == key[:2])
-        values = _by_seed(part)
+        values = by_seed(part)
         row: dict[str, Any] = dict(zip(["recipe", "global_batch", *LAYOUT], key, strict=True))
         low, high = mean_interval(values, least=0, most=1)
         row |= {
@@ -121,9 +121,9 @@ def cells(runs: pd.DataFrame, plain: str, epochs: pd.DataFrame) -> pd.DataFrame:
         row |= {"top1": values.mean(), "top1_low": low, "top1_high": high, "top1_sd": values.std()}
         row |= {"top5": part["validation_top5"].mean(), "train_loss": part["train_loss"].mean()}
         is_same = key[:2] == reference[:2]
-        row |= _difference("difference", values, _by_seed(members[reference]), key == reference, is_same)
+        row |= _difference("difference", values, by_seed(members[reference]), key == reference, is_same)
         has_other_reference = plain_reference and members[plain_reference]["rest"].iloc[0] != part["rest"].iloc[0]
-        other_values = _by_seed(members[plain_reference]) if has_other_reference else values.iloc[:0]
+        other_values = by_seed(members[plain_reference]) if has_other_reference else values.iloc[:0]
         row |= _difference("plain_difference", values, other_values, not has_other_reference)
         row |= _throughput(part["throughput_samples_per_s"].dropna())
         row |= critical_batches(epochs[epochs["trial_id"].isin(part["trial_id"])]) | _to_target(part)
@@ -141,7 +141,7 @@ def made_of(world_size: Any, batch_per_gpu: Any, accumulation_steps: Any) -> str
     return text if accumulation_steps == 1 else f"{text} × {accumulation_steps} accumulated"
 
 
-def _by_seed(runs: pd.DataFrame) -> pd.Series:
+def by_seed(runs: pd.DataFrame) -> pd.Series:
     """Return the last epoch's validation accuracy of each run, with its seed as index."""
     return runs.set_index("seed")["validation_top1"].dropna()
 

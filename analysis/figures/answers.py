@@ -69,7 +69,7 @@ def work(analysis: ReportInputs) -> Figure | None:
             side.set_minor_locator(NullLocator())
             side.set_major_formatter(StrMethodFormatter("{x:g}"))
         highest = min(1.05 * float(rows["work_high"].astype(float).max()), 2.0 * sizes[-1])
-        # NaN is never the greater one
+        # without an interval, highest is NaN, and max() keeps its first argument
         axis.set_ylim(min(sizes[0], float(rows["work"].min())) / 1.15, max(1.2 * sizes[-1], highest))
         labels = [LineEnd(sizes[-1], sizes[-1], "ideal")]
         for _, point in measured.iloc[1:].iterrows():

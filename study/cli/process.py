@@ -299,13 +299,14 @@ def _end_for_child(facts: Mapping[str, Any], status: int, was_asked: bool) -> in
     exit_code = facts.get("reported_error")
     if exit_code is None:
         stderr_console(quiet=False).show_cursor()  # hidden by a live display
-        cause, fix, exit_code = _cause(status, facts.get("log", ""))
-        saved = "; finished trials are saved" if "out" in facts else ""
         again = f"; resume with: {facts['command']}" if "command" in facts else ""
-        log = f"; log: {facts['log']}" if "log" in facts else ""
-        line = f"error: {lines_of(f'{cause}{saved}{log}; fix: {fix}{again}')}"
         if was_asked:
             line, exit_code = f"warning: interrupted{again}", INTERRUPTED
+        else:
+            cause, fix, exit_code = _cause(status, facts.get("log", ""))
+            saved = "; finished trials are saved" if "out" in facts else ""
+            log = f"; log: {facts['log']}" if "log" in facts else ""
+            line = f"error: {lines_of(f'{cause}{saved}{log}; fix: {fix}{again}')}"
         print(line, file=sys.stderr)
     if "out" in facts:
         from analysis.report.report import write_report

@@ -169,12 +169,14 @@ def test_busy_host_and_throttled_gpu_lower_trust(tmp_path: Path) -> None:
     assert "host overloaded; GPU throttled" in trust.reason
 
 
-def test_one_size_says_which_sizes_are_missing(tmp_path: Path) -> None:
-    def law(fields: dict[str, Any]) -> dict[str, Any]:
-        return {"step_s": 0.01 + 0.0001 * fields["batch_per_gpu"]}
+def batch_law(fields: dict[str, Any]) -> dict[str, Any]:
+    """A step with a constant part, so that larger batches are faster."""
+    return {"step_s": 0.01 + 0.0001 * fields["batch_per_gpu"]}
 
+
+def test_one_size_says_which_sizes_are_missing(tmp_path: Path) -> None:
     trials = grid(GPU, world_size=[1], batch_per_gpu=[32, 256], repeat=range(3))
-    card = card_of(analysed(write_results(tmp_path, trials, law)))
+    card = card_of(analysed(write_results(tmp_path, trials, batch_law)))
     assert card.form == "one_size"
     assert [line.key for line in card.lines][:2] == ["speed", "batch"]
     assert text(card, "batch").startswith("256 is the fastest of 32 and 256: 3.0x the rate of 32")
@@ -182,10 +184,7 @@ def test_one_size_says_which_sizes_are_missing(tmp_path: Path) -> None:
 
 
 def test_a_batch_that_runs_out_of_memory_is_not_compared_with_those_that_fit(tmp_path: Path) -> None:
-    def law(fields: dict[str, Any]) -> dict[str, Any]:
-        return {"step_s": 0.01 + 0.0001 * fields["batch_per_gpu"]}
-
-    write_results(tmp_path, grid(GPU, world_size=[1], batch_per_gpu=[32, 256], repeat=range(3)), law)
+    write_results(tmp_path, grid(GPU, world_size=[1], batch_per_gpu=[32, 256], repeat=range(3)), batch_law)
     for size, status in ((1024, "out_of_memory"), (4096, "pruned")):
         write_trial(tmp_path, record(GPU | {"world_size": 1, "batch_per_gpu": size}, status, "out of memory"))
     shown = text(card_of(analysed(tmp_path)), "batch")

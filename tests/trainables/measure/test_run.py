@@ -382,30 +382,28 @@ def bursts(trial):
 '''
 
 
-@pytest.mark.parametrize(("name", "plain"), [("keeps_up", 2), ("falls_behind", 40)])
-def test_a_window_ends_early_only_if_loaders_keep_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, plain: int
-) -> None:
+@pytest.fixture
+def loaded_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write LOADED to a file and let loader processes start."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     preload_loader_processes()
     path = tmp_path / "loaded_models.py"
     path.write_text(LOADED)
-    trial = users_trial(f"{path}:{name}").but(warmup_steps=4, loader_workers=1, prefetch_batches=4)
+    return path
+
+
+@pytest.mark.parametrize(("name", "plain"), [("keeps_up", 2), ("falls_behind", 40)])
+def test_a_window_ends_early_only_if_loaders_keep_up(loaded_file: Path, name: str, plain: int) -> None:
+    trial = users_trial(f"{loaded_file}:{name}").but(warmup_steps=4, loader_workers=1, prefetch_batches=4)
     measured = windows(run(trial, RankSetup(rank=0, device=CPU)))
     assert len(measured["plain"]) == plain
     if name == "falls_behind":  # only the loader's rate is sustainable, whatever was ready at the start
         assert measured["plain"][0]["window_s"] / plain == pytest.approx(0.05, rel=0.2)
 
 
-def test_a_window_does_not_end_within_a_burst_of_loaders_that_take_turns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_window_does_not_end_within_a_burst_of_loaders_that_take_turns(loaded_file: Path) -> None:
     """Each of 8 loader processes needs 0.2 s for a batch of two, so that 40 batches per second are sustainable."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    preload_loader_processes()
-    path = tmp_path / "loaded_models.py"
-    path.write_text(LOADED)
-    trial = users_trial(f"{path}:bursts").but(
+    trial = users_trial(f"{loaded_file}:bursts").but(
         warmup_steps=3, steps=6, batch_per_gpu=2, loader_workers=8, prefetch_batches=2
     )
     measured = windows(run(trial, RankSetup(rank=0, device=CPU)))
