@@ -98,15 +98,17 @@ def complete(means: Array, strata: Array) -> Components:
     degrees = np.full(means.shape[:-1], groups - 1.0)
     excluded = np.zeros(means.shape[:-1], dtype=bool)
     share = np.full(means.shape[:-1], 1.0 / configurations)
-    for _ in range(_ITERATIONS):
-        shift = (share[..., None] * centred).sum(axis=-2)
+    for iteration in range(_ITERATIONS):
+        is_first = iteration == 0
+        # A single noisy configuration would spread to all others in the mean, but not in the median.
+        shift = np.median(centred, axis=-2) if is_first else (share[..., None] * centred).sum(axis=-2)
         squares = ((centred - shift[..., None, :]) ** 2).sum(axis=-1)
         freedom = degrees * (1 - share)
-        excluded = _excluded(squares, freedom, degrees, strata, excluded)
+        excluded = _excluded(squares, freedom, degrees, strata, excluded, of_shift=(groups - 1.0) * is_first)
         variance, own_degrees, outlying, pooled = _shrunk(squares, freedom, degrees, strata, excluded)
         weights = 1 / np.maximum(np.where(excluded, variance, pooled), _ROUNDING)
         before, share = share, weights / weights.sum(axis=-1, keepdims=True)
-        if np.abs(share - before).max() < 1e-6:
+        if not is_first and np.abs(share - before).max() < 1e-6:
             break
     return Components(
         variance,
@@ -192,8 +194,12 @@ def _summed(values: Array, strata: Array, counted: Array) -> Array:
     return result
 
 
-def _excluded(squares: Array, freedom: Array, degrees: Array, strata: Array, excluded: Array) -> Array:
+def _excluded(
+    squares: Array, freedom: Array, degrees: Array, strata: Array, excluded: Array, of_shift: float = 0.0
+) -> Array:
     """Return which configurations do not count towards the variance of their stratum, given those known so far.
+
+    of_shift: degrees of freedom that the estimated shifts take from those of the smaller variances.
 
     The k largest variances are excluded together if the smallest of them lies beyond the limit for the rest, with 1 / k
     of the probability. A test of the largest alone would find none of several, because each hides the others.
@@ -206,7 +212,7 @@ def _excluded(squares: Array, freedom: Array, degrees: Array, strata: Array, exc
         largest_first = [np.take_along_axis(values, order, axis=-1) for values in (squares, freedom, degrees)]
         first = np.arange(len(members)) < _EXCLUDED_AT_MOST * len(members)
         limits = OUTLYING_P / len(members) / np.arange(1, len(members) + 1)
-        beyond = _beyond_smaller(largest_first, limits) & first
+        beyond = _beyond_smaller(largest_first, limits, of_shift) & first
         together = np.flip(np.logical_or.accumulate(np.flip(beyond, axis=-1), axis=-1), axis=-1)
         found = np.zeros(result.shape, dtype=bool)
         np.put_along_axis(found, order, together, axis=-1)
@@ -214,12 +220,13 @@ def _excluded(squares: Array, freedom: Array, degrees: Array, strata: Array, exc
     return result
 
 
-def _beyond_smaller(largest_first: Sequence[Array], p: Array) -> Array:
+def _beyond_smaller(largest_first: Sequence[Array], p: Array, of_shift: float) -> Array:
     """Return which variances lie beyond the upper `p` of the F distribution, given all smaller ones together.
 
     largest_first: sums of squares, their freedom, and degrees, in the order of the variances.
     """
     smaller = [np.flip(np.cumsum(np.flip(values, axis=-1), axis=-1), axis=-1) - values for values in largest_first]
+    smaller[2] = np.maximum(smaller[2] - of_shift, 0.0)
     return _is_beyond(largest_first, smaller, p)
 
 
@@ -254,4 +261,6 @@ def _shrunk(
     own = squares / np.where(own_degrees > 0, freedom, 1.0)
     with np.errstate(invalid="ignore"):
         shrunk = (np.where(prior > 0, prior * pooled, 0.0) + own_degrees * own) / (prior + own_degrees)
-    return np.where(shrunk < _ROUNDING, 0.0, shrunk), prior + own_degrees, outlying, pooled
+    # All others vary much more, so that the estimated shifts are this configuration's own values.
+    is_shift = (degrees > 0) & (prior + own_degrees == 0)
+    return np.where(is_shift | (shrunk < _ROUNDING), 0.0, shrunk), prior + own_degrees, outlying, pooled

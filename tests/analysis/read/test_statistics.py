@@ -11,6 +11,7 @@ from analysis.statistics import (
     intervals,
     is_resolved,
     log_estimates,
+    paired_ratio,
     ratios,
     ratios_of_ratios,
     ratios_to_reference,
@@ -91,6 +92,17 @@ def test_two_configurations_have_the_paired_t_test() -> None:
     expected = stats.ttest_rel(*logs).confidence_interval(0.95)
     assert row["ratio"] == pytest.approx(math.exp(logs[0].mean() - logs[1].mean()))
     assert (row["low"], row["high"]) == pytest.approx((math.exp(expected.low), math.exp(expected.high)))
+
+
+def test_two_configurations_have_the_paired_t_test_if_one_of_them_also_ran_elsewhere() -> None:
+    steady, noisy = [335.2, 335.0, 336.1, 335.4, 337.0], [math.nan, 1105.0, 1143.0, 1206.0, 1281.0]
+    found = log_estimates(study(np.log([steady, noisy])), "c", "value")
+    ratio, low, high = paired_ratio(study(np.log([steady, noisy])), found, (1, 0), "value")
+    expected = stats.ttest_rel(np.log(noisy[1:]), np.log(steady[1:])).confidence_interval(0.95)
+    assert (ratio, low, high) == pytest.approx(
+        (math.exp((expected.low + expected.high) / 2), math.exp(expected.low), math.exp(expected.high)), rel=0.01
+    )
+    assert intervals(found).notna().all(axis=None)
 
 
 def test_single_configurations_of_two_studies_have_welch_t() -> None:
@@ -181,6 +193,18 @@ def test_few_noisy_configurations_do_not_widen_the_intervals_of_the_others(noisy
         )
         logs_of_ends = [np.log(intervals(found).loc[3:, ["low", "high"]]) for found in (one, other)]
         widths.append([float((ends["high"] - ends["low"]).median()) for ends in logs_of_ends])
+    ours, alone = np.median(widths, axis=0)
+    assert ours < 1.35 * alone
+
+
+def test_one_noisy_configuration_of_three_does_not_widen_the_intervals_of_the_other_two() -> None:
+    rng = np.random.default_rng(5)
+    widths = []
+    for _ in range(40):
+        logs = 0.01 * rng.standard_normal((3, 5)) + 0.01 * rng.standard_normal(5)
+        logs[0] *= 30
+        ours, alone = (intervals(log_estimates(study(part), "c", "value")) for part in (logs, logs[1:]))
+        widths.append([float(np.log(ends["high"] / ends["low"]).median()) for ends in (ours.loc[1:], alone)])
     ours, alone = np.median(widths, axis=0)
     assert ours < 1.35 * alone
 
