@@ -16,12 +16,12 @@ _ENTIRE_STEP = 0.99
 """Share of a step from which on the rest of the step is too small to be known."""
 
 BOUND_SHARE = 0.2
-"""A step is bound by load and transfer together, or by wire and wait, from this share on (critical threshold of
-TraceML).
+"""A step is bound by load and transfer together, or by wire, wait and contention, from this share on (critical
+threshold of TraceML).
 """
 
 
-REGIONS = ("host", "load", "transfer", "wire", "wait", "idle", "compute")
+REGIONS = ("host", "load", "transfer", "wire", "wait", "contention", "idle", "compute")
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,11 @@ WORDS: Mapping[str, Region] = {
     "wait": Region(
         "waiting for the slowest rank", "waiting for the slowest rank", "ranks of equal speed with equal work"
     ),
+    "contention": Region(
+        "compute that communication slows down",
+        "computing more slowly while gradients are transferred",
+        "smaller gradients, a larger batch per rank or a faster interconnect",
+    ),
     "idle": Region(
         "unexplained idle time",
         "idle time of the device without a measured cause",
@@ -72,11 +77,12 @@ def regions(configurations: pd.DataFrame, traffic: Communication) -> pd.DataFram
     exposed parts of the communication breakdown, as shares of a step in its window (see `unloaded_step_s`); 0 on one
     rank. On several ranks without a breakdown they are NaN and included in compute. host: if the step is host-bound
     (`measures.summarise`), the device's idle time that no other region explains, and wait, which then is 0. NaN, and
-    included in compute, if kernel time is unknown. compute: the rest, at most the kernel time if known. idle: the
-    remainder.
+    included in compute, if kernel time is unknown. compute: the rest, at most the kernel time if known. contention: of
+    the remainder, what a step lasts longer than one under no_sync beyond its exposed communication; 0 if strategies
+    communicate under no_sync too. idle: what then remains.
 
-    bound: "host" if the step is host-bound. Otherwise the largest of load + transfer, wire + wait, and idle (of a pair,
-    the larger part) if it takes at least `BOUND_SHARE`; else "compute".
+    bound: "host" if the step is host-bound. Otherwise the largest of load + transfer, wire + wait + contention, and
+    idle (of a sum, the largest part) if it takes at least `BOUND_SHARE`; else "compute".
     """
     parts = configurations[list(PHASES)].astype(float)
     total = parts.sum(axis=1, min_count=1).where(configurations["phases_step_s"].astype(float).notna())
@@ -99,7 +105,11 @@ def regions(configurations: pd.DataFrame, traffic: Communication) -> pd.DataFram
     # Where the host bounds the step, a rank is late because its host is.
     shares["host"] = (idle.clip(lower=0.0) + shares["wait"].fillna(0.0)).where(host_bound, 0.0)
     shares["wait"] = shares["wait"].mask(host_bound & shares["wait"].notna(), 0.0)
-    shares["idle"] = idle.clip(lower=0.0).fillna(0.0).mask(host_bound, 0.0)
+    unexplained = idle.clip(lower=0.0).fillna(0.0).mask(host_bound, 0.0)
+    longer = exposed["difference_s"].astype(float) / exposed["synchronised_step_s"].astype(float)
+    contention = (longer - shares["wire"] - shares["wait"]).mask(exposed["traced"].eq(True))
+    shares["contention"] = contention.fillna(0.0).clip(lower=0.0, upper=unexplained)
+    shares["idle"] = unexplained - shares["contention"]
     # Windows differ, so that parts from several of them may add up to more than a step.
     shares = shares.div(shares.sum(axis=1).clip(lower=1.0), axis=0)
     shares["compute"] = (1 - shares.sum(axis=1)).clip(lower=0.0)
@@ -109,20 +119,18 @@ def regions(configurations: pd.DataFrame, traffic: Communication) -> pd.DataFram
     return shares
 
 
+_TOGETHER = (("load", "transfer"), ("wire", "wait", "contention"), ("idle",))
+"""Regions whose shares are added up to see what bounds a step."""
+
+
 def _bound(shares: pd.DataFrame) -> pd.Series:
     """Return the region that bounds each step, if it is not host-bound; see `regions`."""
-    load = pd.Series("load", index=shares.index, dtype=object).where(shares["load"] >= shares["transfer"], "transfer")
-    wire = pd.Series("wire", index=shares.index, dtype=object).where(shares["wire"] >= shares["wait"], "wait")
-    larger = {"load": load, "wire": wire, "idle": pd.Series("idle", index=shares.index, dtype=object)}
-    sums = pd.DataFrame(
-        {
-            "load": shares["load"] + shares["transfer"],
-            "wire": (shares["wire"] + shares["wait"]).fillna(0.0),
-            "idle": shares["idle"],
-        }
+    known = shares.fillna(0.0)
+    sums = pd.DataFrame({number: known[list(names)].sum(axis=1) for number, names in enumerate(_TOGETHER)})
+    largest = pd.DataFrame({number: known[list(names)].idxmax(axis=1) for number, names in enumerate(_TOGETHER)})
+    bound = pd.Series(
+        largest.to_numpy()[range(len(shares)), sums.to_numpy().argmax(axis=1)], index=shares.index, dtype=object
     )
-    largest = sums.fillna(0.0).idxmax(axis=1)
-    bound = pd.concat([names[largest == kind] for kind, names in larger.items()]).reindex(shares.index)
     return bound.where(sums.max(axis=1) >= BOUND_SHARE, "compute")
 
 

@@ -58,7 +58,7 @@ _RATE = f"the global batch grows {BATCH_FACTOR}x: adapt the learning rate; train
 LEVERS: tuple[Lever, ...] = (
     Lever("more loader workers (bound)", ("load",), "order", _bound("loader_workers", (2, 4, 8))),
     Lever(
-        "batch 2x (bound)", ("host", "wire", "wait", "idle"), "arithmetic",
+        "batch 2x (bound)", ("host", "wire", "wait", "contention", "idle"), "arithmetic",
         _bound("batch_per_gpu", factor=BATCH_FACTOR), _RATE,
     ),
     Lever(
@@ -79,7 +79,7 @@ LEVERS: tuple[Lever, ...] = (
         "NCCL_BUFFSIZE=16777216", ("wire",), "memory", _variable("NCCL_BUFFSIZE", "16777216", several=True),
     ),
     Lever("NCCL_MIN_CTAS=16", ("wire",), "order", _variable("NCCL_MIN_CTAS", "16", several=True)),
-    Lever("NCCL_MAX_CTAS=8", ("wire", "compute"), "order", _variable("NCCL_MAX_CTAS", "8", several=True)),
+    Lever("NCCL_MAX_CTAS=8", ("wire", "contention", "compute"), "order", _variable("NCCL_MAX_CTAS", "8", several=True)),
     Lever(
         "TORCHINDUCTOR_MAX_AUTOTUNE=1", ("compute",), "order", _variable("TORCHINDUCTOR_MAX_AUTOTUNE", "1"),
         "acts on code that torch.compile compiles",

@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from analysis.compare.bottleneck import REGIONS
 from study.capacity import NodeCapacity
 from study.improve.evidence import Evidence, Run
 from study.improve.lever import Lever, Machine
@@ -40,8 +41,8 @@ def naive_law(trial: Trial) -> dict[str, float]:
     load_s = decode_s if not trial.loader_workers else max(0.0, decode_s / trial.loader_workers - compute_s)
     copy_s = images * (0.02e-3 if trial.pin_memory else 0.06e-3) * (0.0 if trial.copy_ahead else 1.0)
     exposed_s = 0.0 if trial.world_size == 1 else 2e-3 * (0.5 if trial.parallel == "ddp_bf16" else 1.0)
-    return {"load": load_s, "transfer": copy_s, "host": host_s, "wire": exposed_s, "wait": 0.0, "idle": 0.0,
-            "compute": compute_s}  # fmt: skip
+    shares = {"load": load_s, "transfer": copy_s, "host": host_s, "wire": exposed_s, "compute": compute_s}
+    return dict.fromkeys(REGIONS, 0.0) | shares
 
 
 class SimulatedTraining:

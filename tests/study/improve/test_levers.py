@@ -26,7 +26,7 @@ from trainables.trial import Trial
 BY_NAME = {lever.name: lever for lever in (*LEVERS, *OWN_CODE_LEVERS)}
 GPUS = Machine([GPU_NODE], ("jpeg", "lmdb", "arrow_raw"))
 CPUS = Machine([CPU_NODE])
-SHARES = {"load": 0.5, "transfer": 0.1, "host": 0.0, "wire": 0.0, "wait": 0.0, "idle": 0.0, "compute": 0.4}
+SHARES = dict.fromkeys(REGIONS, 0.0) | {"load": 0.5, "transfer": 0.1, "compute": 0.4}
 TWO_GPUS = {"model": "vgg19", "dataset": "synthetic", "image_size": 224, "device": "cuda", "world_size": 2,
             "cpus_per_rank": 16}  # fmt: skip
 GPT2 = {"model": "gpt2", "dataset": "token_sample", "device": "cuda", "cpus_per_rank": 16}
