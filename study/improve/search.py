@@ -125,6 +125,7 @@ def _steps(settings: Settings, evidence: Evidence, found: Search) -> Generator[R
             found.dropped |= {name: "the budget did not suffice to verify it" for name in found.best}
             found.best = ()
     found.chosen = found.best
+    _estimate_by_all_rounds(settings, evidence, found)
 
 
 # ------------------------------------------------------------------------------------------------------- candidates
@@ -281,6 +282,20 @@ def _final_round(number: int, settings: Settings, best: Configuration, groups: i
         losses = [((), seed) for seed in range(1, SEEDS + 1)]
         losses += [] if same_batch == best else [(same_batch, 0)]
     return Round(number, "final", [(), best], groups, losses, [(), best]).planned_for(settings)
+
+
+def _estimate_by_all_rounds(settings: Settings, evidence: Evidence, found: Search) -> None:
+    """Update the gains of what was chosen. Rounds after the one that found a gain often measure both sides again."""
+    kept = set(found.best)
+    found.attempts = [
+        replace(a, gain=compared(settings, evidence, found.rounds, ((*a.onto, a.lever), a.onto)).gain)
+        if a.is_gain and a.lever in kept
+        else a
+        for a in found.attempts
+    ]
+    found.steps = [
+        (names, compared(settings, evidence, found.rounds, (names, names[:-1])).gain) for names, _ in found.steps
+    ]
 
 
 def _moves_loss(settings: Settings, configuration: Configuration) -> bool:

@@ -276,4 +276,5 @@ def attempt_line(attempt: Attempt) -> str:
     value, low, high = (number(part, 2) for part in attempt.gain)
     is_bounded = attempt.bound is not None and math.isfinite(attempt.bound)
     bound = f", at most {number(attempt.bound, 2)}x expected" if is_bounded else ""
-    return f"{attempt.lever}: {value}x [{low}, {high}]{bound}{': a gain' if attempt.is_gain else ''}"
+    judged = ": a gain" if attempt.gain.low > 1 else ": large, and left to the final comparison to verify"
+    return f"{attempt.lever}: {value}x [{low}, {high}]{bound}{judged if attempt.is_gain else ''}"

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from study.improve.attempts import UNKNOWN, Attempt
+from study.improve.attempts import UNKNOWN, Attempt, compared
 from study.improve.evidence import Ratio
 from study.improve.factory_levers import LEVERS
 from study.improve.lever import Lever, size_levers
@@ -449,7 +450,22 @@ def test_the_state_does_not_depend_on_later_trials() -> None:
     last = replay(asked, training.evidence())
     for state in states:
         assert [done.trial_ids for done in last.rounds][: len(state.rounds)] == [d.trial_ids for d in state.rounds]
-        assert last.attempts[: len(state.attempts)] == state.attempts
+        same = zip(last.attempts, state.attempts, strict=False)
+        assert all(replace(late, gain=early.gain) == early for late, early in same)
+
+
+def test_the_gain_of_what_was_chosen_counts_all_rounds() -> None:
+    asked = settings_of(named("bf16", "compile"), trials=40)
+    training = SimulatedTraining(noise=0.01)
+    early: dict[str, Ratio] = {}
+    while (found := replay(asked, training.evidence())).pending:
+        early |= {attempt.lever: attempt.gain for attempt in found.attempts}
+        training.run(found.pending)
+    kept = [attempt for attempt in found.attempts if attempt.lever in (found.chosen or ())]
+    assert any(attempt.gain != early[attempt.lever] for attempt in kept)
+    for attempt in kept:
+        pair = ((*attempt.onto, attempt.lever), attempt.onto)
+        assert attempt.gain == compared(asked, training.evidence(), found.rounds, pair).gain
 
 
 def test_every_trial_of_a_search_has_its_own_id() -> None:
