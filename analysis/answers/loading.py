@@ -6,18 +6,24 @@ import pandas as pd
 
 from analysis.answers.reply import NEAR, Missing, Reply, highest, measured, pairs, repeats, span, times, where
 from analysis.measure.configurations import throughput_estimates
+from analysis.measure.measures import configuration_of
 from analysis.predict.inputs import ReportInputs
 from analysis.statistics import ratios_to_reference
 from analysis.study import study_ranks
-from analysis.text import join, value_label
+from analysis.text import join, number, value_label
 
 
 def workers(inputs: ReportInputs) -> Reply | Missing:
-    """State which loader workers and CPU cores per rank train fastest, and from which number on more of them cost."""
+    """State which loader workers and CPU cores per rank train fastest, and from which number on more of them cost.
+
+    Too many are those that are significantly slower, or whose throughput differs so much between repeats that its
+    interval is not resolved.
+    """
     rows = inputs.configurations
     if rows.empty or rows["loader_workers"].nunique() < 2:
         return Missing("fewer than two numbers of loader workers ran", "--loader-workers 2,8,32")
-    best = highest(rows, "throughput_samples_per_s")
+    unsteady = rows["throughput_samples_per_s_more"].astype(float) > 0
+    best = highest(rows if unsteady.all() else rows[~unsteady], "throughput_samples_per_s")
     rows = where(rows, {name: best[name] for name in inputs.axes if name not in ("loader_workers", "cpus_per_rank")})
     ratios = ratios_to_reference(throughput_estimates(rows), pd.Series(best.name, index=rows.index))
     rows = rows.assign(**{f"relative{end}": ratios[name] for end, name in (("", "ratio"), ("_high", "high"))})
@@ -42,7 +48,8 @@ def workers(inputs: ReportInputs) -> Reply | Missing:
         f"{measured(best, 'throughput_samples_per_s', 0, unit=' samples/s')} ({repeats(rows['n'].min())})."
     )
     text += f" Of this, {join(compared)}." if compared else ""
-    more = alike[(alike["loader_workers"] > best["loader_workers"]) & (alike["relative_high"] < 1)]
+    more = alike[alike["loader_workers"] > best["loader_workers"]]
+    more = more[(more["relative_high"] < 1) | unsteady[more.index]]
     if more.empty:
         most = int(alike["loader_workers"].max())
         return Missing(
@@ -51,15 +58,22 @@ def workers(inputs: ReportInputs) -> Reply | Missing:
             text,
         )
     first = more.iloc[0]
-    return Reply(
-        f"{text} {label('loader_workers', first)} are too many: they reach {times(first['relative'])}.",
-        {
-            "best_workers": float(best["loader_workers"]),
-            "enough_workers": float(enough["loader_workers"]),
-            "too_many_workers": float(first["loader_workers"]),
-            "too_many_ratio": float(first["relative"]),
-        },
-    )
+    numbers = {
+        "best_workers": float(best["loader_workers"]),
+        "enough_workers": float(enough["loader_workers"]),
+        "too_many_workers": float(first["loader_workers"]),
+        "too_many_ratio": float(first["relative"]),
+    }
+    why = f"they reach {times(first['relative'])}"
+    if unsteady[first.name]:
+        of_first = configuration_of(inputs.configurations).reindex(inputs.measured["trial_id"]).eq(first.name)
+        values = inputs.measured["throughput_samples_per_s"][of_first.to_numpy()].astype(float)
+        numbers["too_many_spread"] = float(values.max() / values.min())
+        why = (
+            f"equal repeats differ by {times(numbers['too_many_spread'])}, from {number(values.min(), 0)} to "
+            f"{number(values.max(), 0)} samples/s"
+        )
+    return Reply(f"{text} {label('loader_workers', first)} are too many: {why}.", numbers)
 
 
 _CHANGES: Mapping[str, tuple[str, Mapping[str, object], Mapping[str, object]]] = {

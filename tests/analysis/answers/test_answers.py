@@ -78,6 +78,18 @@ def test_workers_are_too_many_from_the_first_number_that_is_slower(
         assert found.numbers["too_many_ratio"] == pytest.approx(ratio, rel=0.05)
 
 
+def test_workers_whose_repeats_differ_most_are_too_many_even_if_one_of_them_is_fastest(tmp_path: Path) -> None:
+    def law(fields: dict[str, Any]) -> dict[str, Any]:
+        unsteady = {0: 0.005, 1: 0.015, 2: 0.05}[fields["repeat"]]
+        return {"step_s": unsteady if fields["loader_workers"] == 128 else 0.2 / fields["loader_workers"]}
+
+    trials = grid(GPU | {"dataset": "synthetic_loader"}, loader_workers=[2, 8, 128], repeat=[0, 1, 2])
+    found = answered(tmp_path / "results", "loader-grid", trials, law)["workers"]
+    assert found.is_answered
+    assert (found.numbers["best_workers"], found.numbers["too_many_workers"]) == (8, 128)
+    assert found.numbers["too_many_spread"] == pytest.approx(10, rel=0.01)
+
+
 def test_storage_is_compared_with_jpeg_files_and_orders_with_each_other(tmp_path: Path) -> None:
     def law(fields: dict[str, Any]) -> dict[str, Any]:
         usual_s = {"jpeg": 0.04, "lmdb": 0.05, "arrow_raw": 0.02}[fields["storage"]]
