@@ -203,8 +203,8 @@ def test_one_noisy_configuration_of_three_does_not_widen_the_intervals_of_the_ot
     for _ in range(40):
         logs = 0.01 * rng.standard_normal((3, 5)) + 0.01 * rng.standard_normal(5)
         logs[0] *= 30
-        ours, alone = (intervals(log_estimates(study(part), "c", "value")) for part in (logs, logs[1:]))
-        widths.append([float(np.log(ends["high"] / ends["low"]).median()) for ends in (ours.loc[1:], alone)])
+        both, quiet = (intervals(log_estimates(study(part), "c", "value")) for part in (logs, logs[1:]))
+        widths.append([float(np.median(np.log(ends["high"] / ends["low"]))) for ends in (both.loc[1:], quiet)])
     ours, alone = np.median(widths, axis=0)
     assert ours < 1.35 * alone
 
