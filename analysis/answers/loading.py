@@ -44,7 +44,8 @@ def workers(inputs: ReportInputs) -> Reply | Missing:
         ),
     ]
     text = (
-        f"{label('loader_workers', best)} and {label('cpus_per_rank', best)} train fastest: "
+        f"Of {join([f'{count:.0f}' for count in sorted(alike['loader_workers'])])} loader workers, "
+        f"{int(best['loader_workers'])} train fastest, with {label('cpus_per_rank', best)}: "
         f"{measured(best, 'throughput_samples_per_s', 0, unit=' samples/s')} ({repeats(rows['n'].min())})."
     )
     text += f" Of this, {join(compared)}." if compared else ""

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from analysis.answers import averaging, formats, forum, lab, lab_evidence, ladder, loading, mlstm, threads, vgg
+from analysis.answers import formats, forum, lab, lab_evidence, ladder, loading, mlstm, strategies, threads, vgg
 from analysis.answers.reply import Missing, Reply
 from analysis.predict.inputs import ReportInputs
 
@@ -31,8 +31,10 @@ ANSWERS: Mapping[str, Function] = {
     "formats.cost": formats.cost,
     "loader.workers": loading.workers,
     "storage.cost": loading.storage,
-    "averaging.ways": averaging.ways,
-    "averaging.held": averaging.held,
+    "averaging.ways": strategies.ways,
+    "averaging.held": strategies.held,
+    "sharding.cost": strategies.sharding,
+    "sharding.fits": strategies.largest_model,
     "vgg.accuracy": vgg.accuracy,
     "vgg.best_batch": vgg.best_batch,
     "vgg.one_is_better": vgg.one_is_better,

@@ -1,10 +1,10 @@
-"""Answers of averaging: what other ways to average gradients cost, and what DataParallel gains with more GPUs."""
+"""Answers about parallel strategies: other ways to average gradients, and what sharding costs and makes possible."""
 
 from collections.abc import Mapping
 
 import pandas as pd
 
-from analysis.answers.reply import Missing, Reply, measured, ms, pairs, size_of, where
+from analysis.answers.reply import Missing, Reply, measured, ms, pairs, size_of, times, where
 from analysis.compare.scaling import STRONG
 from analysis.predict.inputs import ReportInputs
 from analysis.text import join, number
@@ -24,8 +24,7 @@ _WAYS: Mapping[str, tuple[str, _Fields, _Fields]] = {
 
 def ways(inputs: ReportInputs) -> Reply | Missing:
     """State the throughput of each way to average gradients relative to DDP, on the most ranks."""
-    rows = inputs.configurations
-    rows = rows[(rows["world_size"] > 1) & (rows["world_size"] == rows["world_size"].max())]
+    rows = _on_most(inputs)
     on_most = {"configuration": tuple(rows.index)}
     found = {key: where(pairs(inputs, fields, ddp), on_most) for key, (_, fields, ddp) in _WAYS.items()}
     ratios = {key: part.iloc[0] for key, part in found.items() if len(part)}
@@ -69,3 +68,71 @@ def held(inputs: ReportInputs) -> Reply | Missing:
 
 def _global_batch(row: pd.Series) -> str:
     return number(int(row["world_size"]) * int(row["batch_per_gpu"]), 0)
+
+
+_GIB = 2**30
+_LABELS = {"ddp": "DDP", "zero1": "ZeRO-1", "hsdp": "HSDP", "fsdp2": "FSDP2"}
+_OVER = ("out_of_memory", "pruned")
+"""Statuses of trials that do not fit; pruned ones follow others that ran out of memory."""
+
+
+def sharding(inputs: ReportInputs) -> Reply | Missing:
+    """State throughput and peak memory of each sharded strategy, relative to DDP, for the largest common model."""
+    rows = _on_most(inputs)
+    found = {}
+    for name in [name for name in _LABELS if name != "ddp"]:
+        both = where(pairs(inputs, {"parallel": name}, {"parallel": "ddp"}), {"configuration": tuple(rows.index)})
+        if len(both):
+            peaks = both["reference"].map(rows["peak_memory_bytes"]).astype(float)
+            found[name] = both.iloc[int(peaks.fillna(0.0).to_numpy().argmax())]
+    if not found:
+        return Missing("no sharded strategy ran next to DDP on several ranks")
+    numbers, texts = {}, []
+    for name, pair in found.items():
+        ours, ddp = (rows.loc[[pair[side]]].iloc[0] for side in ("configuration", "reference"))
+        parts = [f"throughput {measured(pair, 'ratio', 2, unit='x')}"]
+        numbers[f"{name}_throughput"] = float(pair["ratio"])
+        if pd.notna(ours["peak_memory_bytes"]) and pd.notna(ddp["peak_memory_bytes"]):
+            numbers[f"{name}_memory"] = float(ours["peak_memory_bytes"] / ddp["peak_memory_bytes"])
+            parts.append(f"peak memory {times(numbers[f'{name}_memory'])}")
+        parts += ["bound by the host"] if ours["host_bound"] is True else []
+        texts.append(f"{_LABELS[name]}: {', '.join(parts)}")
+    first = rows.loc[[next(iter(found.values()))["reference"]]].iloc[0]
+    peak = f", {_gib(first)} per GPU" if pd.notna(first["peak_memory_bytes"]) else ""
+    return Reply(
+        f"Relative to DDP on {size_of(inputs, first)} ({first['model']}, batch {int(first['batch_per_gpu'])} per rank"
+        f"{peak}): {'; '.join(texts)}.",
+        numbers,
+    )
+
+
+def largest_model(inputs: ReportInputs) -> Reply | Missing:
+    """State the model with most peak memory that each strategy trains, and those that exceed its memory."""
+    rows, trials = _on_most(inputs), inputs.results.trials
+    trials = trials[trials["world_size"] == trials["world_size"].max()]
+    too_large = trials[trials["status"].isin(_OVER)]
+    if rows.empty or too_large.empty:
+        return Missing("no model exceeded the memory", "--model llama_1b,llama_8b")
+    numbers, texts = {}, []
+    for name in [name for name in _LABELS if (rows["parallel"] == name).any()]:
+        of_strategy = rows[rows["parallel"] == name]
+        largest = of_strategy.iloc[int(of_strategy["peak_memory_bytes"].astype(float).fillna(0.0).to_numpy().argmax())]
+        numbers[f"{name}_gib"] = float(largest["peak_memory_bytes"]) / _GIB
+        beyond = list(dict.fromkeys(too_large.loc[too_large["parallel"] == name, "model"]))
+        failed = f"; out of memory: {join(beyond)}" if beyond else ""
+        texts.append(f"{_LABELS[name]}: {largest['model']}, {_gib(largest)}{failed}")
+    return Reply(
+        f"The largest model that fits on {size_of(inputs, rows.iloc[0])}, with its peak memory per GPU. "
+        f"{'. '.join(texts)}.",
+        numbers,
+    )
+
+
+def _on_most(inputs: ReportInputs) -> pd.DataFrame:
+    """Return the configurations on the most ranks, if they are several."""
+    rows = inputs.configurations
+    return rows[(rows["world_size"] > 1) & (rows["world_size"] == rows["world_size"].max())]
+
+
+def _gib(row: pd.Series) -> str:
+    return f"{number(float(row['peak_memory_bytes']) / _GIB, 1)} GiB"

@@ -22,7 +22,7 @@ from analysis.report import sentences
 from analysis.report.sections import ANSWERS, Figure, curves
 from analysis.tables.accuracy import accuracy_table, lossless_batch
 from analysis.tables.batch_size import batch_size, ladder
-from analysis.tables.one_field import levers
+from analysis.tables.one_field import levers, parallel
 from analysis.tables.phases import unmeasured
 from analysis.tables.scaling import speed_up_weak_table, throughput
 from analysis.tables.table import Table
@@ -146,6 +146,13 @@ OWN: Mapping[str, Question] = {
         (Figure(batch_size_figure),),
     ),
     "averaging": _fastest("What does each way to average gradients cost?", Figure(phases_figure)),
+    "sharding": Question(
+        "own",
+        "What does sharding cost, and which model fits?",
+        _best,
+        _short(parallel),
+        (Figure(phases_figure),),
+    ),
     "storage-order": _fastest("What does storage cost?", Figure(phases_figure)),
     "loader-grid": _fastest("How many loader workers are enough?", Figure(phases_figure)),
     "mlstm-scaling": _fastest("How many characters per second?"),

@@ -1,4 +1,4 @@
-"""The questions of the published studies, as their sources ask them. Reports answer each in a sentence.
+"""The questions of the published studies, as their sources ask them, and of our own. Reports answer each.
 
 Keys name the functions in `analysis/answers` that compute the answers.
 """
@@ -47,6 +47,10 @@ QUESTIONS: Mapping[str, Mapping[str, str]] = {
     "averaging": {
         "averaging.ways": "What do other ways to average gradients cost next to DDP?",
         "averaging.held": "What does DataParallel gain with more GPUs if the global batch is held?",
+    },
+    "sharding": {
+        "sharding.cost": "What does sharding cost or gain in speed and memory?",
+        "sharding.fits": "Which is the largest model that fits with each strategy?",
     },
     "vgg-case-study": {
         "vgg.accuracy": "Does the accuracy change with the number of GPUs?",

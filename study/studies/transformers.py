@@ -3,6 +3,7 @@
 from typing import Any
 
 from study.capacity import Capacity
+from study.studies.questions import asked
 from study.studies.study import Fields, Study, gpus, small_form, world_sizes
 
 TOKENS_PER_STEP = 524_288
@@ -61,7 +62,7 @@ def sharding(capacity: Capacity) -> Study:
         },
         repeats=3,
         skip=(_one_rank_per_copy,),
-        report=small_form(on_gpus),
+        report=asked("sharding") | small_form(on_gpus),
     )
 
 

@@ -111,6 +111,7 @@ def steps(
     previous_done: float = 0.1,
     busy_ratio: float = 0.95,
     synced_ratio: float = 1.02,
+    peak_bytes: int | None = None,
     noise: float = 0.0,
     rng: np.random.Generator | None = None,
 ) -> pd.DataFrame:
@@ -119,7 +120,8 @@ def steps(
     launch_ratio: host time to issue a step / its duration on an idle device. previous_done: share of steps that end
     after the device has finished the previous step. busy_ratio: share of each phase after the copy in which the device
     runs kernels. synced_ratio: duration of a step that waits for its copy / of one that does not; the forward pass
-    contains the difference. CPU trials have none of these, and no transfers or memory; their transfer share is 0.
+    contains the difference. peak_bytes: of memory; grows with the batch if not given. CPU trials have none of these,
+    and no transfers or memory; their transfer share is 0.
     """
     rng = rng or np.random.default_rng(0)
     cuda = fields["device"] == "cuda"
@@ -169,7 +171,7 @@ def steps(
     launch_shares = {"forward": 0.38, "loss": 0.02, "backward": 0.4, "optimizer": 0.2, "step": 1.0}
     for name, share in launch_shares.items():
         columns[f"{name}_launch_s"] = np.where(issue, durations_s * launch_ratio * share, np.nan)
-    peak_bytes = 2**30 + 12 * MIB * fields["batch_per_gpu"]
+    peak_bytes = peak_bytes or 2**30 + 12 * MIB * fields["batch_per_gpu"]
     columns["peak_memory_bytes"] = _value_if(np.full(total, cuda), peak_bytes)
     columns["peak_reserved_bytes"] = _value_if(np.full(total, cuda), peak_bytes + 256 * MIB)
     # Ranks are synchronised, so the noise of a step is the same on all.

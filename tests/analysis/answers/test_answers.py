@@ -15,7 +15,7 @@ from analysis.answers.reply import Reply
 from analysis.predict.inputs import report_inputs
 from analysis.read.results import load_reduced
 from study.studies.questions import QUESTIONS
-from tests.support.frames import grid, trial_id, write_results, write_study
+from tests.support.frames import grid, record, trial_id, write_results, write_study, write_trial
 from tests.support.trainings import TRAINING, epochs, write_training
 
 Law = Callable[[dict[str, Any]], dict[str, Any]]
@@ -69,7 +69,7 @@ def test_workers_are_too_many_from_the_first_number_that_is_slower(
     trials = grid(GPU | {"dataset": "synthetic_loader"}, model=models, loader_workers=numbers, repeat=[0, 1, 2])
     found = answered(tmp_path / "results", "loader-grid", trials, loader_law)["workers"]
     assert found.is_answered == (ratio is not None)
-    assert "32 loader workers and 8 CPU cores per rank train fastest" in found.text
+    assert "32 train fastest, with 8 CPU cores per rank" in found.text
     if ratio is None:
         assert "--loader-workers 32,64,128" in found.text
     else:
@@ -100,6 +100,33 @@ def test_storage_is_compared_with_jpeg_files_and_orders_with_each_other(tmp_path
     assert found.numbers == pytest.approx({"arrow_raw": 2.0, "lmdb": 0.8}, rel=0.01)
     alone = answered(tmp_path / "alone", "storage-order", trials[:2], law)["cost"]
     assert not alone.is_answered and "--set storage=jpeg,lmdb,arrow_raw" in alone.text
+
+
+def test_sharding_is_compared_with_ddp_and_memory_ends_at_the_largest_model(tmp_path: Path) -> None:
+    peaks = {"gpt2": {"ddp": 20.0, "zero1": 16.0, "fsdp2": 10.0}, "gpt2_medium": {"fsdp2": 70.0}}
+    language = GPU | {"dataset": "synthetic", "sequence_length": 64, "image_size": 32, "world_size": 4}
+    trials = [
+        fields
+        for model, of_model in peaks.items()
+        for fields in grid(language, model=[model], parallel=list(of_model), repeat=[0, 1, 2])
+    ]
+
+    def law(fields: dict[str, Any]) -> dict[str, Any]:
+        slower = {"ddp": 1.0, "zero1": 1.25, "fsdp2": 1.6}[fields["parallel"]]
+        return {"step_s": 0.1 * slower, "peak_bytes": int(peaks[fields["model"]][fields["parallel"]] * 2**30)}
+
+    for parallel in ("ddp", "zero1"):
+        fields = grid(language, model=["gpt2_medium"], parallel=[parallel])[0]
+        write_trial(tmp_path / "results", record(fields, "out_of_memory", "rank 0: CUDA out of memory"))
+    found = answered(tmp_path / "results", "sharding", trials, law)
+    assert found["cost"].numbers == pytest.approx(
+        {"zero1_throughput": 0.8, "zero1_memory": 0.8, "fsdp2_throughput": 0.625, "fsdp2_memory": 0.5}, rel=0.01
+    )
+    assert found["fits"].numbers == pytest.approx({"ddp_gib": 20.0, "zero1_gib": 16.0, "fsdp2_gib": 70.0})
+    assert "DDP: gpt2, 20.0 GiB; out of memory: gpt2_medium" in found["fits"].text
+    smaller = [fields for fields in trials if fields["model"] == "gpt2"]
+    alone = answered(tmp_path / "alone", "sharding", smaller, law)
+    assert alone["cost"].is_answered and not alone["fits"].is_answered
 
 
 def test_ways_to_average_are_compared_with_ddp_and_threads_lose_to_the_host(tmp_path: Path) -> None:
