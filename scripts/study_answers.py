@@ -26,9 +26,10 @@ FOLDERS: Mapping[str, tuple[str, ...]] = {
     "acceleration-ladder": ("acceleration-ladder", "acceleration-ladder-300", "acceleration-ladder-1gpu"),
     "vgg-case-study": ("vgg-case-study", "vgg-case-study-h200", "vgg-case-study-4gpu", "vgg-accuracy"),
     "number-formats": ("number-formats",),
-    "loader-grid": ("loader-grid",),
+    "loader-grid": ("loader-grid", "loader-grid-128"),
     "storage-order": ("storage-order",),
     "averaging": ("averaging-4gpu", "averaging"),
+    "sharding": ("sharding",),
     "mlstm-scaling": ("mlstm-scaling",),
 }
 """Packed results per study, in the order in which they are asked; the first one that can answers a question."""
