@@ -123,6 +123,12 @@ def glossary(ranks: tuple[str, str]) -> list[Term]:
             "itself, which occupies a part of the device.",
             "slower compute",
         ),
+        Term(
+            "compute that communication slows down",
+            "how much longer a step is than one without communication, beyond its exposed transfers: the all-reduce "
+            "occupies a part of the device.",
+            "compute that communication slows down",
+        ),
         Term("unexplained", "the part of the slowdown without a measured cause.", "unexplained"),
         Term("compute", "forward, loss, backward and optimizer on the device.", "bound by compute"),
         Term(
