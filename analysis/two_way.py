@@ -34,7 +34,7 @@ It is excluded from the variance of the stratum if even the largest of all its c
 exclude all outlying ones costs 1 to 2 % of coverage if configurations differ in their spread.
 """
 
-FIRST_P = 0.003
+_FIRST_P = 0.003
 """The same for the first pass, before weights are known. With 0.01, some studies whose spreads differ cover 93.9 %."""
 
 _EXCLUDED_AT_MOST = 0.5
@@ -107,8 +107,8 @@ def complete(means: Array, strata: Array) -> Components:
         shift = np.median(centred, axis=-2) if is_first else (share[..., None] * centred).sum(axis=-2)
         squares = ((centred - shift[..., None, :]) ** 2).sum(axis=-1)
         freedom = degrees * (1 - share)
-        start = (FIRST_P, groups - 1.0) if is_first else (OUTLYING_P, 0.0)
-        excluded = _excluded(squares, freedom, degrees, strata, excluded, *start)
+        p, of_shift = (_FIRST_P, groups - 1.0) if is_first else (OUTLYING_P, 0.0)
+        excluded = _excluded(squares, freedom, degrees, strata, excluded, p=p, of_shift=of_shift)
         variance, own_degrees, outlying, pooled = _shrunk(squares, freedom, degrees, strata, excluded)
         weights = 1 / np.maximum(np.where(excluded, variance, pooled), _ROUNDING)
         before, share = share, weights / weights.sum(axis=-1, keepdims=True)

@@ -6,7 +6,6 @@ import pandas as pd
 
 from analysis.answers.reply import NEAR, Missing, Reply, highest, measured, pairs, repeats, span, times, where
 from analysis.measure.configurations import throughput_estimates
-from analysis.measure.measures import configuration_of
 from analysis.predict.inputs import ReportInputs
 from analysis.statistics import ratios_to_reference
 from analysis.study import study_ranks
@@ -67,8 +66,8 @@ def workers(inputs: ReportInputs) -> Reply | Missing:
     }
     why = f"they reach {times(first['relative'])}"
     if unsteady[first.name]:
-        of_first = configuration_of(inputs.configurations).reindex(inputs.measured["trial_id"]).eq(first.name)
-        values = inputs.measured["throughput_samples_per_s"][of_first.to_numpy()].astype(float)
+        trials = inputs.measured[inputs.measured["trial_id"].isin(first["trial_ids"])]
+        values = trials["throughput_samples_per_s"].astype(float)
         numbers["too_many_spread"] = float(values.max() / values.min())
         why = (
             f"equal repeats differ by {times(numbers['too_many_spread'])}, from {number(values.min(), 0)} to "

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from analysis.answers.reply import Missing, Reply, measured, ms, pairs, size_of, times, where
+from analysis.answers.reply import Missing, Reply, highest, measured, ms, pairs, size_of, times, where
 from analysis.compare.scaling import STRONG
 from analysis.predict.inputs import ReportInputs
-from analysis.text import join, number
+from analysis.read.schema import TOO_LARGE
+from analysis.text import GIB, join, number
 
 _Fields = Mapping[str, object]
 _WAYS: Mapping[str, tuple[str, _Fields, _Fields]] = {
@@ -70,17 +71,14 @@ def _global_batch(row: pd.Series) -> str:
     return number(int(row["world_size"]) * int(row["batch_per_gpu"]), 0)
 
 
-_GIB = 2**30
-_LABELS = {"ddp": "DDP", "zero1": "ZeRO-1", "hsdp": "HSDP", "fsdp2": "FSDP2"}
-_OVER = ("out_of_memory", "pruned")
-"""Statuses of trials that do not fit; pruned ones follow others that ran out of memory."""
+_SHARDED = {"zero1": "ZeRO-1", "hsdp": "HSDP", "fsdp2": "FSDP2"}
 
 
 def sharding(inputs: ReportInputs) -> Reply | Missing:
     """State throughput and peak memory of each sharded strategy, relative to DDP, for the largest common model."""
     rows = _on_most(inputs)
     found = {}
-    for name in [name for name in _LABELS if name != "ddp"]:
+    for name in _SHARDED:
         both = where(pairs(inputs, {"parallel": name}, {"parallel": "ddp"}), {"configuration": tuple(rows.index)})
         if len(both):
             peaks = both["reference"].map(rows["peak_memory_bytes"]).astype(float)
@@ -96,7 +94,7 @@ def sharding(inputs: ReportInputs) -> Reply | Missing:
             numbers[f"{name}_memory"] = float(ours["peak_memory_bytes"] / ddp["peak_memory_bytes"])
             parts.append(f"peak memory {times(numbers[f'{name}_memory'])}")
         parts += ["bound by the host"] if ours["host_bound"] is True else []
-        texts.append(f"{_LABELS[name]}: {', '.join(parts)}")
+        texts.append(f"{_SHARDED[name]}: {', '.join(parts)}")
     first = rows.loc[[next(iter(found.values()))["reference"]]].iloc[0]
     peak = f", {_gib(first)} per GPU" if pd.notna(first["peak_memory_bytes"]) else ""
     return Reply(
@@ -109,18 +107,20 @@ def sharding(inputs: ReportInputs) -> Reply | Missing:
 def largest_model(inputs: ReportInputs) -> Reply | Missing:
     """State the model with most peak memory that each strategy trains, and those that exceed its memory."""
     rows, trials = _on_most(inputs), inputs.results.trials
-    trials = trials[trials["world_size"] == trials["world_size"].max()]
-    too_large = trials[trials["status"].isin(_OVER)]
+    rows = rows[rows["peak_memory_bytes"].notna()]
+    too_large = trials[trials["status"].isin(TOO_LARGE) & (trials["world_size"] == rows["world_size"].max())]
     if rows.empty or too_large.empty:
         return Missing("no model exceeded the memory", "--model llama_1b,llama_8b")
     numbers, texts = {}, []
-    for name in [name for name in _LABELS if (rows["parallel"] == name).any()]:
+    for name, label in ({"ddp": "DDP"} | _SHARDED).items():
         of_strategy = rows[rows["parallel"] == name]
-        largest = of_strategy.iloc[int(of_strategy["peak_memory_bytes"].astype(float).fillna(0.0).to_numpy().argmax())]
-        numbers[f"{name}_gib"] = float(largest["peak_memory_bytes"]) / _GIB
+        if of_strategy.empty:
+            continue
+        largest = highest(of_strategy, "peak_memory_bytes")
+        numbers[f"{name}_gib"] = float(largest["peak_memory_bytes"]) / GIB
         beyond = list(dict.fromkeys(too_large.loc[too_large["parallel"] == name, "model"]))
         failed = f"; out of memory: {join(beyond)}" if beyond else ""
-        texts.append(f"{_LABELS[name]}: {largest['model']}, {_gib(largest)}{failed}")
+        texts.append(f"{label}: {largest['model']}, {_gib(largest)}{failed}")
     return Reply(
         f"The largest model that fits on {size_of(inputs, rows.iloc[0])}, with its peak memory per GPU. "
         f"{'. '.join(texts)}.",
@@ -135,4 +135,4 @@ def _on_most(inputs: ReportInputs) -> pd.DataFrame:
 
 
 def _gib(row: pd.Series) -> str:
-    return f"{number(float(row['peak_memory_bytes']) / _GIB, 1)} GiB"
+    return f"{number(float(row['peak_memory_bytes']) / GIB, 1)} GiB"

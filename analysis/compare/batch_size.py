@@ -8,6 +8,7 @@ import pandas as pd
 from analysis.measure.configurations import trial_fields
 from analysis.measure.measures import configuration_of
 from analysis.read.environment import used_gpus
+from analysis.read.schema import TOO_LARGE
 
 _MEASURED, OUT_OF_MEMORY, _PRUNED = "measured", "out of memory", "not tried: a smaller batch ran out of memory"
 
@@ -29,11 +30,7 @@ def batch_curve(trials: pd.DataFrame, configurations: pd.DataFrame) -> pd.DataFr
         *dict.fromkeys([*fields, "batch_per_gpu"]), "series", "configuration", "outcome", *_THROUGHPUT, "n",
         "trial_ids", "peak_memory_bytes", "memory_share", "sample_s", "relative",
     ]  # fmt: skip
-    tried = (
-        trials[(trials["world_size"] == 1) & trials["status"].isin(["done", "out_of_memory", "pruned"])]
-        if len(trials)
-        else trials
-    )
+    tried = trials[(trials["world_size"] == 1) & trials["status"].isin(["done", *TOO_LARGE])] if len(trials) else trials
     if tried.empty:
         return pd.DataFrame(columns=columns)
     single_rank = configurations[configurations["world_size"] == 1]

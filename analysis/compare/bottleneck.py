@@ -21,7 +21,10 @@ threshold of TraceML).
 """
 
 
-REGIONS = ("host", "load", "transfer", "wire", "wait", "contention", "idle", "compute")
+COMMUNICATION = ("wire", "wait", "contention")
+"""Regions that a step without communication would not have."""
+
+REGIONS = ("host", "load", "transfer", *COMMUNICATION, "idle", "compute")
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ def regions(configurations: pd.DataFrame, traffic: Communication) -> pd.DataFram
     return shares
 
 
-_TOGETHER = (("load", "transfer"), ("wire", "wait", "contention"), ("idle",))
+_TOGETHER = (("load", "transfer"), COMMUNICATION, ("idle",))
 """Regions whose shares are added up to see what bounds a step."""
 
 

@@ -14,6 +14,9 @@ SCHEMA_VERSION = 3
 STATUSES = ("done", "out_of_memory", "failed", "timeout", "infeasible", "pruned")
 """Possible outcomes of a trial."""
 
+TOO_LARGE = ("out_of_memory", "pruned")
+"""Outcomes of trials that exceed the memory; pruned ones did not run, since a smaller one ran out of it."""
+
 PHASES = (
     "load_wait_s", "host_to_device_s", "scatter_s", "replicate_s", "forward_s", "gather_s", "loss_s", "backward_s",
     "reduce_s", "graph_s", "after_backward_s", "optimizer_s", "other_s",

@@ -4,6 +4,8 @@ import re
 
 import pandas as pd
 
+from analysis.read.schema import TOO_LARGE
+
 MOST_REASONS, LONGEST_REASON = 3, 60
 """Number of reasons that are listed, and the maximum characters of one, where space is short."""
 
@@ -16,7 +18,7 @@ def common_reasons(trials: pd.DataFrame, most: int = MOST_REASONS, longest: int 
 
     trials: those without a result. Of a reason, the first line counts, without the rank.
     """
-    memory = trials["status"].isin(["out_of_memory", "pruned"])
+    memory = trials["status"].isin(TOO_LARGE)
     reasons = trials["reason"].fillna("unknown reason").astype(str).str.replace(_RANK, "", regex=True)
     counts = reasons.mask(memory, "out of memory").map(lambda reason: _cut(reason, longest)).value_counts()
     listed = [f"{reason} ({count})" if len(counts) > 1 else str(reason) for reason, count in counts.head(most).items()]

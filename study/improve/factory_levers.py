@@ -3,12 +3,15 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from analysis.compare.bottleneck import COMMUNICATION
 from study.improve.lever import Change, Effect, Lever, Machine, changed_fields
 from trainables.registry import DECODERS, MODELS, OPTIMIZERS, PARALLEL, STORAGES
 from trainables.rule import data
 from trainables.trial import Trial
 
 BATCH_FACTOR = 2
+LARGER_BATCH_PARTS = ("host", *COMMUNICATION, "idle")
+"""Regions of a step that do not grow with the batch."""
 
 FIRST_BUCKET_MB = 1.0
 """DDP's own size of the first bucket if it is given none for the others (`_DEFAULT_FIRST_BUCKET_BYTES` in torch)"""
@@ -207,13 +210,13 @@ _SINGLE: tuple[Lever, ...] = (
         _from("execution", ("eager",), "compile_graph"), _COPIES_SLOWLY,
     ),
     Lever("rewritten stem", ("compute",), "order", _on_gpu(_stem)),
-    Lever(f"batch {BATCH_FACTOR}x", ("host", "wire", "wait", "contention", "idle"), "arithmetic", _larger_batch, _RATE),
+    Lever(f"batch {BATCH_FACTOR}x", LARGER_BATCH_PARTS, "arithmetic", _larger_batch, _RATE),
     Lever(
-        "selective checkpointing, batch 2x", ("host", "wire", "wait", "contention", "idle"), "arithmetic",
+        "selective checkpointing, batch 2x", LARGER_BATCH_PARTS, "arithmetic",
         _checkpointed_batch("selective"), _RATE, if_no_memory_for="batch 2x",
     ),
     Lever(
-        "full checkpointing, batch 2x", ("host", "wire", "wait", "contention", "idle"), "arithmetic",
+        "full checkpointing, batch 2x", LARGER_BATCH_PARTS, "arithmetic",
         _checkpointed_batch("full"), _RATE, if_no_memory_for="selective checkpointing, batch 2x",
     ),
     Lever("data on the device", ("load", "transfer"), "memory", _resident, "the data set must fit in device memory"),
@@ -228,9 +231,9 @@ _SINGLE: tuple[Lever, ...] = (
         "pinned cores", ("compute", "wait"), "order",
         lambda trial, machine: {"pin_cores": True} if trial.device == "cpu" else None,
     ),
-    Lever("bf16 gradients", ("wire", "wait", "contention"), "arithmetic", _parallel("ddp_bf16"), _HALF),
-    Lever("fp16 gradients", ("wire", "wait", "contention"), "arithmetic", _parallel("ddp_fp16"), _HALF),
-    Lever("accumulation 2x", ("wire", "wait", "contention", "host"), "arithmetic", _accumulate, _RATE),
+    Lever("bf16 gradients", COMMUNICATION, "arithmetic", _parallel("ddp_bf16"), _HALF),
+    Lever("fp16 gradients", COMMUNICATION, "arithmetic", _parallel("ddp_fp16"), _HALF),
+    Lever("accumulation 2x", (*COMMUNICATION, "host"), "arithmetic", _accumulate, _RATE),
     Lever("buckets 4x", ("wire", "contention"), "order", _buckets(4)),
     Lever("buckets 1/4", ("wire", "contention"), "order", _buckets(0.25)),
     Lever("first bucket 1 MiB", ("wire",), "order", _first_bucket),

@@ -4,7 +4,8 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from study.improve.factory_levers import BATCH_FACTOR
+from analysis.compare.bottleneck import COMMUNICATION
+from study.improve.factory_levers import BATCH_FACTOR, LARGER_BATCH_PARTS
 from study.improve.lever import Change, Lever, Machine
 from trainables.trial import Trial
 
@@ -58,11 +59,11 @@ _RATE = f"the global batch grows {BATCH_FACTOR}x: adapt the learning rate; train
 LEVERS: tuple[Lever, ...] = (
     Lever("more loader workers (bound)", ("load",), "order", _bound("loader_workers", (2, 4, 8))),
     Lever(
-        "batch 2x (bound)", ("host", "wire", "wait", "contention", "idle"), "arithmetic",
+        "batch 2x (bound)", LARGER_BATCH_PARTS, "arithmetic",
         _bound("batch_per_gpu", factor=BATCH_FACTOR), _RATE,
     ),
     Lever(
-        "accumulation 2x (bound)", ("wire", "wait", "host"), "arithmetic",
+        "accumulation 2x (bound)", (*COMMUNICATION, "host"), "arithmetic",
         _bound("accumulation_steps", factor=BATCH_FACTOR), _RATE,
     ),
     Lever("OMP_NUM_THREADS, all cores", ("load", "compute"), "order", _threads(1.0)),
