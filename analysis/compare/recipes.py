@@ -36,6 +36,11 @@ _WORDS = {
 }
 
 
+def in_words(recipe: str) -> str:
+    """Return the recipe of a training as part of a sentence: "without a recipe", or "with linear"."""
+    return "without a recipe" if recipe == NOTHING else f"with {recipe}"
+
+
 def with_recipes(runs: pd.DataFrame, declared: Fields) -> tuple[pd.DataFrame, str]:
     """Add the recipe of each run, and return the name of the plain recipe.
 

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.compare.accuracy import Accuracy, goodput
-from analysis.compare.recipes import NOTHING
+from analysis.compare.recipes import NOTHING, in_words
 from analysis.compare.report_epoch import report_epoch_rows
 from analysis.measure.noise_scale import PERIODS
 from analysis.statistics import mean_interval, welch_difference
@@ -98,8 +98,10 @@ def reference(accuracy: Accuracy, of: str = "") -> str | None:
     row = rows.iloc[0]
     value, low, high = (100 * row[f"top1{end}"] for end in ("", "_low", "_high"))
     seeds = "one seed" if row["n"] == 1 else f"{row['n']} seeds"
+    training = "Plain training" if accuracy.plain == NOTHING else "Training"
+    recipe = "" if accuracy.plain == NOTHING else f" {in_words(accuracy.plain)}"
     return (
-        f"Plain training{of} at global batch {number(row['global_batch'], 0)} reaches a held-out accuracy of "
+        f"{training}{of}{recipe} at global batch {number(row['global_batch'], 0)} reaches a held-out accuracy of "
         f"{_percent(value, low, high)} ({seeds}, last epoch)."
     )
 
@@ -134,7 +136,7 @@ def at_report_epoch(accuracy: Accuracy, epoch: int | None) -> str | None:
 
 
 def largest_plain_batch(accuracy: Accuracy) -> str | None:
-    """State up to which batch plain training keeps its accuracy."""
+    """State up to which batch training without a recipe keeps its accuracy, or with the only one."""
     plain = accuracy.lossless_batches[accuracy.lossless_batches["recipe"] == accuracy.plain]
     if plain.empty:
         return None
@@ -142,7 +144,8 @@ def largest_plain_batch(accuracy: Accuracy) -> str | None:
     if pd.isna(row["lossless_batch"]):
         return "Too few seeds to tell whether a larger batch costs accuracy: run more repeats."
     batch = number(row["lossless_batch"], 0)
-    text = f"Without a recipe, accuracy is not significantly different (95 %) up to batch {batch}"
+    recipe = in_words(accuracy.plain)
+    text = f"{recipe[0].upper()}{recipe[1:]}, accuracy is not significantly different (95 %) up to batch {batch}"
     if row["is_open"]:
         return f"{text}, the largest batch measured."
     return f"{text} and drops by {_points(row)} at {number(row['failing_batch'], 0)}."

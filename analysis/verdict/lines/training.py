@@ -4,7 +4,7 @@ import pandas as pd
 
 from analysis.compare.accuracy import Accuracy, goodput
 from analysis.compare.ladder import OURS
-from analysis.compare.recipes import NOTHING
+from analysis.compare.recipes import in_words
 from analysis.study import Analysis
 from analysis.text import join, number, percent
 from analysis.verdict.accuracy import label
@@ -58,7 +58,7 @@ def accuracy_line(analysis: Analysis) -> CardLine | None:
 
 
 def _accuracy_lost(accuracy: Accuracy) -> CardLine | None:
-    """State the loss of accuracy at the first batch where it is significant, without a recipe; or of other recipes."""
+    """State the loss of accuracy at the first batch where it is significant, of plain training; or of other recipes."""
     plain = accuracy.lossless_batches[accuracy.lossless_batches["recipe"] == accuracy.plain]
     if plain.empty:
         return _against_plain(accuracy)
@@ -66,7 +66,7 @@ def _accuracy_lost(accuracy: Accuracy) -> CardLine | None:
     if pd.notna(row["failing_batch"]):
         ends = (-float(row[f"failing_difference{end}"]) for end in ("", "_high", "_low"))
         lost = Quantity.of("accuracy_lost", "1", *ends)
-        text = f"{lost.text(2, 100)} points at batch {number(row['failing_batch'], 0)}, without a recipe"
+        text = f"{lost.text(2, 100)} points at batch {number(row['failing_batch'], 0)}, {in_words(accuracy.plain)}"
         return CardLine("accuracy_lost", "lost", text, (lost,))
     if pd.isna(row["lossless_batch"]):
         return CardLine("accuracy_lost", "lost", "unknown: too few seeds to tell whether larger batches cost accuracy")
@@ -90,7 +90,7 @@ def _against_plain(accuracy: Accuracy) -> CardLine | None:
 
 
 def _lossless_batch(accuracy: Accuracy) -> CardLine | None:
-    """State the largest lossless batch of the best recipe, and without a recipe."""
+    """State the largest lossless batch of the best recipe, and of plain training."""
     rows = accuracy.lossless_batches.dropna(subset="lossless_batch")
     if rows.empty:
         return None
@@ -98,13 +98,14 @@ def _lossless_batch(accuracy: Accuracy) -> CardLine | None:
     plain = rows[rows["recipe"] == accuracy.plain]
     batches = [Quantity("largest_lossless_batch", float(best["lossless_batch"]), "samples", part=str(best["recipe"]))]
     text = f"{'at least ' if best['is_open'] else ''}{number(best['lossless_batch'], 0)}"
-    if best["recipe"] == NOTHING or (len(plain) and plain["lossless_batch"].iloc[0] == best["lossless_batch"]):
-        return CardLine("largest_lossless_batch", "lossless", f"batch {text} without a recipe", tuple(batches))
+    if len(plain) and plain["lossless_batch"].iloc[0] == best["lossless_batch"]:
+        text = f"batch {text} {in_words(accuracy.plain)}"
+        return CardLine("largest_lossless_batch", "lossless", text, tuple(batches))
     text = f"batch {text} with {best['recipe']}"
     if len(plain):
-        text += f"; {number(plain['lossless_batch'].iloc[0], 0)} without a recipe"
+        text += f"; {number(plain['lossless_batch'].iloc[0], 0)} {in_words(accuracy.plain)}"
         batches.append(
-            Quantity("largest_lossless_batch", float(plain["lossless_batch"].iloc[0]), "samples", part=NOTHING)
+            Quantity("largest_lossless_batch", float(plain["lossless_batch"].iloc[0]), "samples", part=accuracy.plain)
         )
     return CardLine("largest_lossless_batch", "lossless", text, tuple(batches))
 
@@ -137,7 +138,7 @@ def _do_next(accuracy: Accuracy) -> CardLine | None:
         return CardLine("do_next", "do next", "more seeds: --repeats 5")
     if len(known) and known["is_open"].any():
         row = known[known["is_open"].astype(bool)].sort_values("lossless_batch").iloc[-1]
-        recipe = "without a recipe" if row["recipe"] == NOTHING else f"with {row['recipe']}"
+        recipe = in_words(str(row["recipe"]))
         return CardLine(
             "do_next", "do next", f"batches above {number(row['lossless_batch'], 0)} {recipe}: no limit found yet"
         )

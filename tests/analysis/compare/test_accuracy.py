@@ -22,6 +22,7 @@ from analysis.statistics import mean_interval, welch_difference
 from analysis.study import analyse
 from analysis.verdict.accuracy import at_report_epoch
 from analysis.verdict.answer import answer
+from analysis.verdict.card import card_of
 from analysis.verdict.next_steps import best
 from analysis.verdict.trust import trust
 from tests.support.frames import cpu_law, grid, record, steps, write_results, write_study, write_trial
@@ -322,6 +323,17 @@ def test_a_single_batch_has_no_largest_lossless_batch(tmp_path: Path) -> None:
     assert "90.50\u00a0%" in said
     assert "Without a recipe" not in said
     assert "critical batch" not in said
+
+
+def test_a_study_of_one_recipe_names_it_as_what_its_batches_were_trained_with(tmp_path: Path) -> None:
+    on_large = LINEAR | {"batch_per_gpu": 2048}
+    found = trained_study(
+        tmp_path / "results", (LINEAR | {"batch_per_gpu": 512}, [0.90, 0.91, 0.90]), (on_large, [0.70, 0.71, 0.70])
+    )
+    card = card_of(found)
+    said = " ".join([*answer(found), *(line.text for line in card.lines)])
+    assert "with linear" in said
+    assert "ithout a recipe" not in said and "Plain training" not in said
 
 
 @pytest.mark.usefixtures("no_figures")
