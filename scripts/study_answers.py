@@ -30,6 +30,7 @@ FOLDERS: Mapping[str, tuple[str, ...]] = {
     "storage-order": ("storage-order",),
     "averaging": ("averaging-4gpu", "averaging"),
     "sharding": ("sharding",),
+    "real-ranks": ("real-ranks",),
     "mlstm-scaling": ("mlstm-scaling",),
 }
 """Packed results per study, in the order in which they are asked; the first one that can answers a question."""

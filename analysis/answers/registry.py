@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from analysis.answers import formats, forum, lab, lab_evidence, ladder, loading, mlstm, strategies, threads, vgg
+from analysis.answers import forum, lab, lab_evidence, ladder, loading, mlstm, strategies, threads, trainings, vgg
 from analysis.answers.reply import Missing, Reply
 from analysis.predict.inputs import ReportInputs
 
@@ -28,13 +28,14 @@ ANSWERS: Mapping[str, Function] = {
     "ladder.steps": ladder.steps,
     "ladder.total": ladder.total,
     "ladder.precision": ladder.precision,
-    "formats.cost": formats.cost,
+    "formats.cost": trainings.cost,
     "loader.workers": loading.workers,
     "storage.cost": loading.storage,
     "averaging.ways": strategies.ways,
     "averaging.held": strategies.held,
     "sharding.cost": strategies.sharding,
     "sharding.fits": strategies.largest_model,
+    "ranks.divided": trainings.divided,
     "vgg.accuracy": vgg.accuracy,
     "vgg.best_batch": vgg.best_batch,
     "vgg.one_is_better": vgg.one_is_better,

@@ -43,6 +43,9 @@ class Missing:
 NEAR = 0.05
 """Loss of throughput that counts as equally fast."""
 
+SAME_POINTS = 2.0
+"""An interval of a difference in accuracy that holds 0 shows equal accuracy only if it is narrower than this."""
+
 
 def size_of(analysis: Analysis, row: pd.Series) -> str:
     """Return the number of ranks of a row, as in "4 GPUs"."""

@@ -7,6 +7,7 @@ import pandas as pd
 
 from analysis.answers.reply import (
     NEAR,
+    SAME_POINTS,
     Missing,
     Reply,
     highest,
@@ -19,7 +20,7 @@ from analysis.answers.reply import (
     size_of,
     times,
 )
-from analysis.compare.accuracy import by_seed, seed_difference
+from analysis.compare.accuracy import difference_of
 from analysis.compare.scaling import STRONG, WEAK
 from analysis.predict.inputs import ReportInputs
 from analysis.study import study_ranks
@@ -28,9 +29,6 @@ from analysis.text import GIB, configuration_label, join, number, value_label, w
 
 EPOCHS_ON_TWO = "--gpus 1,2 --epochs 5 --repeats 3"
 MORE_SEEDS = "--gpus 1,2 --epochs 5 --repeats 10"
-
-SAME_POINTS = 2.0
-"""An interval of a difference in accuracy that holds 0 shows equal accuracy only if it is narrower than this."""
 
 
 def accuracy(inputs: ReportInputs) -> Reply | Missing:
@@ -49,10 +47,7 @@ def accuracy(inputs: ReportInputs) -> Reply | Missing:
     if pair is None:
         return Missing("all trainings ran on the same number of ranks", EPOCHS_ON_TWO, by_batch)
     held, one, several = pair
-    runs = found.runs.set_index("trial_id")
-    first, second = (by_seed(runs.loc[list(cell["trial_ids"])]) for cell in (several, one))
-    only_layout = held == "global_batch" and several["recipe"] == one["recipe"]
-    value, low, high = (100 * part for part in seed_difference(first, second, only_layout))
+    value, low, high = (100 * part for part in difference_of(found, several, one))
     batch = {"global_batch": "global batch {}", "batch_per_gpu": "batch {} per rank"}[held].format(number(one[held], 0))
     text = (
         f"At {batch} the accuracy on {several['world_size']} ranks differs from that on {one['world_size']} by "

@@ -255,6 +255,14 @@ def accuracy(results: Results) -> Accuracy | None:
     return Accuracy(runs, epochs, frame, lossless_batches(frame), plain, known_target, bool(len(asked)))
 
 
+def difference_of(accuracy: Accuracy, cell: pd.Series, reference: pd.Series) -> tuple[float, float, float]:
+    """Return the accuracy of a cell minus that of another one, with the ends of its 95 % interval (`seed_difference`)."""
+    runs = accuracy.runs.set_index("trial_id")
+    values, others = (by_seed(runs.loc[list(part["trial_ids"])]) for part in (cell, reference))
+    only_layout = all(cell[name] == reference[name] for name in ("recipe", "global_batch"))
+    return seed_difference(values, others, only_layout)
+
+
 def by_precision(accuracy: Accuracy | None) -> pd.DataFrame:
     """Return held-out accuracy after the last epoch by number format.
 

@@ -106,7 +106,11 @@ def _on_one_node(capacity: Capacity) -> int:
 
 
 def real_ranks(capacity: Capacity) -> Study:
-    """Train large global batches divided over all GPUs, and accumulated on one."""
+    """Train large global batches divided over all GPUs, and accumulated on one.
+
+    All accumulate batches of one size, the largest that eight GPUs have at the smallest large batch, so that batch
+    normalisation sees the same number of samples everywhere.
+    """
     on_gpus = gpus(capacity) > 0
     ranks = max(world_sizes(capacity))
     batches = (4096, 8192, 16384) if on_gpus else (512, 1024)
@@ -117,9 +121,9 @@ def real_ranks(capacity: Capacity) -> Study:
             "Does a large global batch divided over several GPUs reach the accuracy of the same batch accumulated on "
             "one?"
         ),
-        base=base_of_trainings(on_gpus),
+        base=base_of_trainings(on_gpus) | {"most_per_gpu": batches[0] // (8 if on_gpus else 2)},
         axes={"global_batch": (REFERENCE_BATCH, *batches), "world_size": tuple(dict.fromkeys((1, ranks)))},
         repeats=3,
         cases=recipes,
-        report=small_form(on_gpus),
+        report=asked("real-ranks") | small_form(on_gpus),
     )

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from analysis.answers import formats
+from analysis.answers import trainings
 from analysis.answers import vgg as vgg_answers
 from analysis.answers.lab_tables import document, tables
 from analysis.answers.registry import ANSWERS, Answer, answers
-from analysis.answers.reply import Reply
+from analysis.answers.reply import Missing, Reply
 from analysis.predict.inputs import report_inputs
 from analysis.read.results import load_reduced
 from study.studies.questions import QUESTIONS
@@ -345,10 +345,38 @@ def test_number_formats_state_speed_and_accuracy_relative_to_fp32(tmp_path: Path
         for seed, shift in enumerate((-0.001, 0.0, 0.001)):
             fields = TRAINING | {"precision": name, "seed": seed, "repeat": seed}
             write_training(tmp_path, fields, epochs(fields, top1 + shift, step_s))
-    found = formats.cost(report_inputs(load_reduced(tmp_path))[0])
+    found = trainings.cost(report_inputs(load_reduced(tmp_path))[0])
     assert isinstance(found, Reply)
     assert found.numbers == pytest.approx({"bf16_speed": 2, "bf16_points": 0, "fp16_speed": 2, "fp16_points": -5})
     assert found.text.startswith("Accuracy falls in fp16 (95")
+
+
+def test_a_global_batch_that_ranks_divide_is_compared_by_seed(tmp_path: Path) -> None:
+    """Two ranks lose 3 points at batch 512, whose seeds agree, and nothing at 256."""
+    write_study(tmp_path)
+    for batch, lost in ((256, 0.0), (512, 0.03)):
+        for ranks in (1, 2):
+            for seed, shift in enumerate((-0.02, 0.0, 0.02)):
+                fields = TRAINING | {"world_size": ranks, "batch_per_gpu": batch // ranks, "lr_rule": "linear"}
+                fields |= {"seed": seed, "repeat": seed}
+                write_training(
+                    tmp_path, fields, epochs(fields, 0.9 + shift - lost * (ranks - 1) + 0.0001 * seed * ranks)
+                )
+    found = trainings.divided(report_inputs(load_reduced(tmp_path))[0])
+    assert isinstance(found, Reply)
+    assert found.text.startswith("No. ")
+    assert found.numbers == pytest.approx({"linear_256_points": 0.01, "linear_512_points": -2.99})
+
+
+def test_seeds_that_differ_by_too_much_do_not_answer_whether_ranks_may_divide_a_batch(tmp_path: Path) -> None:
+    write_study(tmp_path)
+    for ranks, accuracies in ((1, (0.80, 0.84, 0.88)), (2, (0.85, 0.84, 0.83))):
+        for seed, top1 in enumerate(accuracies):
+            fields = TRAINING | {"world_size": ranks, "batch_per_gpu": 256 // ranks, "seed": seed, "repeat": seed}
+            write_training(tmp_path, fields, epochs(fields, top1))
+    found = trainings.divided(report_inputs(load_reduced(tmp_path))[0])
+    assert isinstance(found, Missing)
+    assert found.options == "--repeats 10"
 
 
 def test_the_lab_gets_its_document_with_three_tables(tmp_path: Path) -> None:
