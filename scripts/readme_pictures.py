@@ -17,8 +17,8 @@ from analysis.verdict.card import card_of
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "images"
 RESULTS = ROOT / "benchmarks" / "results"
-CARD_OF = RESULTS / "default-2gpu"
-"""the default study, with five worker groups"""
+CARD_OF = RESULTS / "default-resnet50-4gpu"
+"""the default study with ResNet-50, in five worker groups"""
 
 FIGURE_OF, FIGURE = RESULTS / "communication", "lost_ranks"
 """four GPUs, which lose more than two"""

@@ -26,6 +26,7 @@ from scripts.claims.sources import (
     unit_number,
     yes_no,
 )
+from study.cli.compare import REFERENCES
 
 COMPLETED = "the same command completes exactly the planned trials: survived"
 LINKS = {"unlimited": "unlimited", "1 Gbit/s = 125 MB/s": "1gbit", "200 Mbit/s = 25 MB/s": "200mbit"}
@@ -297,4 +298,13 @@ README: Entries = [
     Stated("README.md", "(10,000 images, MIT", "size of the shipped sample"),
 ]
 
-ENTRIES = [*CLUSTERS, *PAGES, *STUDIES, *README]
+COMPARE: Entries = [
+    claim(
+        "docs/compare.md",
+        f"| `@{name}` | {{}} |",
+        number(frames(reference.folder).trials["repeat"].nunique()),
+    )
+    for name, reference in REFERENCES.items()
+]
+
+ENTRIES = [*CLUSTERS, *PAGES, *STUDIES, *README, *COMPARE]

@@ -62,6 +62,7 @@ REFERENCES: Mapping[str, Reference] = {
         "gpt2-scaling", "run gpt2-scaling --gpus 1,2,4 --case 'weak, 8' --case 'weak, 64' --case strong"
     ),
     "resnet50-transformer_2xh100_2026-11": Reference("default-2gpu", "run default --gpus 1,2"),
+    "resnet50_4xh100_2026-11": Reference("default-resnet50-4gpu", "run default --model resnet50 --gpus 1,2,4"),
     "resnet50-vgg19_4xh200_2026-11": Reference(
         "communication",
         "run weak --gpus 1,2,4 --batch-per-gpu 32,256 --model resnet50,vgg19 --precision bf16 --loader-workers 0 "
