@@ -256,7 +256,7 @@ def accuracy(results: Results) -> Accuracy | None:
 
 
 def difference_of(accuracy: Accuracy, cell: pd.Series, reference: pd.Series) -> tuple[float, float, float]:
-    """Return the accuracy of a cell minus that of another one, with the ends of its 95 % interval (`seed_difference`)."""
+    """Return the accuracy of a cell minus that of another one, and the ends of its interval (`seed_difference`)."""
     runs = accuracy.runs.set_index("trial_id")
     values, others = (by_seed(runs.loc[list(part["trial_ids"])]) for part in (cell, reference))
     only_layout = all(cell[name] == reference[name] for name in ("recipe", "global_batch"))

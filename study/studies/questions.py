@@ -53,7 +53,9 @@ QUESTIONS: Mapping[str, Mapping[str, str]] = {
         "sharding.fits": "Which is the largest model that fits with each strategy?",
     },
     "real-ranks": {
-        "ranks.divided": "Does a large global batch divided over several GPUs reach the accuracy of the same batch on one?",
+        "ranks.divided": (
+            "Does a large global batch divided over several GPUs reach the accuracy of the same batch on one?"
+        ),
     },
     "vgg-case-study": {
         "vgg.accuracy": "Does the accuracy change with the number of GPUs?",
