@@ -359,9 +359,8 @@ def test_a_global_batch_that_ranks_divide_is_compared_by_seed(tmp_path: Path) ->
             for seed, shift in enumerate((-0.02, 0.0, 0.02)):
                 fields = TRAINING | {"world_size": ranks, "batch_per_gpu": batch // ranks, "lr_rule": "linear"}
                 fields |= {"seed": seed, "repeat": seed}
-                write_training(
-                    tmp_path, fields, epochs(fields, 0.9 + shift - lost * (ranks - 1) + 0.0001 * seed * ranks)
-                )
+                top1 = 0.9 + shift - lost * (ranks - 1) + 0.0001 * seed * ranks
+                write_training(tmp_path, fields, epochs(fields, top1))
     found = trainings.divided(report_inputs(load_reduced(tmp_path))[0])
     assert isinstance(found, Reply)
     assert found.text.startswith("No. ")
