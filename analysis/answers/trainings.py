@@ -43,17 +43,17 @@ def divided(inputs: ReportInputs) -> Reply | Missing:
     found = inputs.accuracy
     cells = pd.DataFrame() if found is None else found.cells.dropna(subset="top1").drop_duplicates("trial_ids")
     listed, numbers, ends = [], {}, []
-    for (recipe, batch), group in cells.groupby(["recipe", "global_batch"]) if len(cells) else ():
-        group = group.sort_values("world_size", kind="stable")
+    for _, group in cells.sort_values("world_size").groupby(["recipe", "global_batch"]) if len(cells) else ():
         one, several = group.iloc[0], group.iloc[-1]
+        recipe, batch = str(one["recipe"]), int(one["global_batch"])
         if found is None or one["world_size"] != 1 or several["world_size"] == 1:
             continue
         value, low, high = (100 * part for part in difference_of(found, several, one))
         listed.append(
-            f"batch {number(batch, 0)} {in_words(str(recipe))}: {with_interval(value, low, high, 2, 'one seed')} "
+            f"batch {number(batch, 0)} {in_words(recipe)}: {with_interval(value, low, high, 2, 'one seed')} "
             f"({several['made_of']}: {percent(several['top1'], 2)}, {one['made_of']}: {percent(one['top1'], 2)})"
         )
-        numbers[f"{recipe}_{int(batch)}_points"] = value
+        numbers[f"{recipe}_{batch}_points"] = value
         ends.append((low, high))
     if not ends:
         return Missing("no global batch was trained both on one rank and on several", "--gpus 1,2")

@@ -20,26 +20,26 @@ def needed(
     settings: Settings,
     evidence: Evidence,
     rounds: Sequence[Round],
+    members: Sequence[Configuration],
     best: Configuration,
-    configurations: int,
     final_groups: int,
 ) -> tuple[int, float]:
-    """Return trials and seconds of the rounds so far, one of so many configurations (0: none), and the final one.
+    """Return trials and seconds of the rounds so far, one of these members (none: no round), and the final one.
 
-    best: the configuration that the round compares others with. They are expected to take as long as it does.
+    best: the configuration that the final round compares with the baseline.
     """
     used = [name for done in rounds for name in done.trial_ids]
-    is_checked = rounds[-1].kind == "final" and not configurations
+    is_checked = rounds[-1].kind == "final" and not members
     losses = LOSS_TRIALS if can_compare_losses(settings) and not is_checked else 0
     sizes = max(1, len(settings.compared_sizes))
-    of_best = sizes * (configurations * GROUPS + final_groups)
-    of_baseline = sizes * final_groups + losses
-    breakdowns = (FINAL_BREAKDOWNS + bool(configurations)) * settings.is_training
-    trials = of_best + of_baseline + breakdowns
-    groups = final_groups + (GROUPS if configurations else 0)
+    planned = [(member, sizes * GROUPS) for member in members]
+    planned += [(best, sizes * final_groups), ((), sizes * final_groups + losses)]
+    breakdowns = (FINAL_BREAKDOWNS + bool(members)) * settings.is_training
+    trials = sum(count for _, count in planned) + breakdowns
+    groups = final_groups + (GROUPS if members else 0)
     if settings.base.door != "factory":
         groups = trials  # a script needs new processes each time
-    seconds = of_best * _trial_s(evidence, rounds, best) + of_baseline * _trial_s(evidence, rounds, ())
+    seconds = sum(count * _trial_s(evidence, rounds, configuration) for configuration, count in planned)
     seconds += breakdowns * _breakdown_s(evidence, rounds)
     seconds += trials * evidence.pause_s(used) + groups * evidence.start_s(used)
     return len(used) + trials, evidence.elapsed_s(used) + seconds
@@ -62,14 +62,28 @@ def last_round_of(configuration: Configuration, rounds: Sequence[Round]) -> Roun
 
 
 def _trial_s(evidence: Evidence, rounds: Sequence[Round], configuration: Configuration) -> float:
-    """Return how long a trial of a configuration took in the last round that has it, and one of the baseline without.
+    """Return how long a trial of a configuration took in the last round that has it.
 
-    What remains after the losses have ruled out some levers may not have run yet.
+    One that has not run yet is expected to take as long as without its last lever, and what that added elsewhere: what
+    takes long to start, such as a compiled model, does so in every combination.
     """
-    last = last_round_of(configuration, rounds)
-    if last is None:
-        return _trial_s(evidence, rounds, ())
-    return evidence.trial_s([planned.trial.trial_id for planned in last.timed(configuration)])
+    if last := last_round_of(configuration, rounds):
+        return _trial_of_round_s(evidence, last, configuration)
+    return _trial_s(evidence, rounds, configuration[:-1]) + _added_s(evidence, rounds, configuration[-1])
+
+
+def _added_s(evidence: Evidence, rounds: Sequence[Round], lever: str) -> float:
+    """Return how much longer trials took with a lever than without, the last time that it was tried; at least 0."""
+    for done in reversed(rounds):
+        for after in done.configurations:
+            if after and after[-1] == lever and after[:-1] in done.configurations:
+                before_s = _trial_of_round_s(evidence, done, after[:-1])
+                return max(0.0, _trial_of_round_s(evidence, done, after) - before_s)
+    return 0.0
+
+
+def _trial_of_round_s(evidence: Evidence, done: Round, configuration: Configuration) -> float:
+    return evidence.trial_s([planned.trial.trial_id for planned in done.timed(configuration)])
 
 
 def _breakdown_s(evidence: Evidence, rounds: Sequence[Round]) -> float:

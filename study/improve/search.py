@@ -84,21 +84,23 @@ def _steps(settings: Settings, evidence: Evidence, found: Search) -> Generator[R
     comparisons = max(1, MOST_TRIES * sum(_applies(settings, (), name) for name in settings.levers))
     confidence = 1 - (1 - CONFIDENCE) / comparisons
     while candidates := _candidates(settings, evidence, found):
-        bounds = dict(candidates)
-        tried = _together(settings, found.best, list(bounds), _most_levers(settings, evidence, found))
+        bounds, reference = dict(candidates), found.best
+        affordable = [name for name in bounds if _fits_with(settings, evidence, found, [name])]
+        tried = _together(settings, reference, affordable, _most_levers(settings, evidence, found))
+        while len(tried) > 1 and not _fits_with(settings, evidence, found, tried):
+            tried.pop()
         if not tried:
             found.not_tried = bounds
-            found.least = needed(settings, evidence, found.rounds, found.best, 2, LEAST_FINAL_GROUPS)
+            found.least = needed(settings, evidence, found.rounds, [found.best] * 2, found.best, LEAST_FINAL_GROUPS)
             break
-        reference = found.best
         bottleneck = _shares(settings, evidence, found)[1]
         members = [reference, *((*reference, name) for name in tried)]
         yield Round(next(number), "levers", members, GROUPS, breakdowns=[reference]).planned_for(settings)
         judge = partial(attempt, settings, evidence, found.rounds, bottleneck=bottleneck, confidence=confidence)
         attempts = [judge(((*reference, name), reference), bounds[name]) for name in tried]
         promising = [a for a in attempts if a.is_promising and not a.is_gain]
-        if promising and _fits(settings, evidence, found, len(promising) + 1):
-            again = [reference, *((*reference, a.lever) for a in promising)]
+        again = [reference, *((*reference, a.lever) for a in promising)]
+        if promising and _fits(settings, evidence, found, again):
             yield Round(next(number), "confirm", again, GROUPS).planned_for(settings)
             attempts = [judge(((*reference, a.lever), reference), a.bound) if a in promising else a for a in attempts]
         elif promising:  # without time to measure it again, the final comparison decides
@@ -110,18 +112,18 @@ def _steps(settings: Settings, evidence: Evidence, found: Search) -> Generator[R
         found.best = (*reference, winners[0].lever)
         found.steps.append((found.best, winners[0].gain))
         chain = _chain(settings, found, [a.lever for a in winners[1:]])
-        while len(chain) > 1 and not _fits(settings, evidence, found, len(chain), LEAST_FINAL_GROUPS):
+        while len(chain) > 1 and not _fits(settings, evidence, found, chain, LEAST_FINAL_GROUPS):
             found.dropped[chain.pop()[-1]] = "the budget did not suffice to combine it"
         if len(chain) > 1:
             yield Round(next(number), "combine", chain, GROUPS).planned_for(settings)
             _combine(settings, evidence, found, chain)
     while found.best:
         groups = range(FINAL_GROUPS, LEAST_FINAL_GROUPS, -1)
-        most = next((n for n in groups if _fits(settings, evidence, found, 0, n)), LEAST_FINAL_GROUPS)
+        most = next((n for n in groups if _fits(settings, evidence, found, (), n)), LEAST_FINAL_GROUPS)
         yield _final_round(next(number), settings, found.best, most)
         if not _verify(settings, evidence, found):
             break
-        if found.best and not _fits(settings, evidence, found, 0, LEAST_FINAL_GROUPS):
+        if found.best and not _fits(settings, evidence, found, (), LEAST_FINAL_GROUPS):
             found.dropped |= {name: "the budget did not suffice to verify it" for name in found.best}
             found.best = ()
     found.chosen = found.best
@@ -185,7 +187,7 @@ def _together(settings: Settings, best: Configuration, names: Sequence[str], mos
 
     A lever that `is_first` is alone.
     """
-    if most and settings.levers[names[0]].is_first:
+    if most and names and settings.levers[names[0]].is_first:
         return [names[0]]
     before, chosen, taken = settings.trial(best), list[str](), set[str]()
     for name in names:
@@ -222,17 +224,28 @@ def _most_levers(settings: Settings, evidence: Evidence, found: Search) -> int:
     """Return how many levers the next round may have."""
     counts = range(LEVERS_PER_ROUND, 0, -1)
     options = itertools.product((FINAL_GROUPS, LEAST_FINAL_GROUPS), counts)
-    return next((n for groups, n in options if _fits(settings, evidence, found, n + 1, groups)), 0)
+    return next((n for groups, n in options if _fits(settings, evidence, found, [found.best] * (n + 1), groups)), 0)
 
 
 def _fits(
-    settings: Settings, evidence: Evidence, found: Search, configurations: int, final_groups: int = FINAL_GROUPS
+    settings: Settings,
+    evidence: Evidence,
+    found: Search,
+    members: Sequence[Configuration],
+    final_groups: int = FINAL_GROUPS,
 ) -> bool:
-    """Return True if the budget allows a round of so many configurations (0: none), and the final one after it."""
-    trials, seconds = needed(settings, evidence, found.rounds, found.best, configurations, final_groups)
+    """Return True if the budget allows a round of these members (none: no round), and the final one of the last."""
+    best = members[-1] if members else found.best
+    trials, seconds = needed(settings, evidence, found.rounds, members, best, final_groups)
     return (settings.trials is None or trials <= settings.trials) and (
         settings.budget_s is None or seconds <= settings.budget_s
     )
+
+
+def _fits_with(settings: Settings, evidence: Evidence, found: Search, levers: Sequence[str]) -> bool:
+    """Return True if the budget allows a round of the best configuration with each of these levers."""
+    members = [found.best, *((*found.best, name) for name in levers)]
+    return _fits(settings, evidence, found, members, LEAST_FINAL_GROUPS)
 
 
 def _chain(settings: Settings, found: Search, names: Sequence[str]) -> list[Configuration]:

@@ -405,6 +405,17 @@ def test_trials_of_a_slow_baseline_do_not_count_for_what_is_faster() -> None:
     assert kept(found)[:2] == ("loader workers, up to 8", "bf16")
 
 
+def test_a_lever_that_takes_long_to_start_does_so_in_every_combination() -> None:
+    """Compiled trials take 100 s, others 10 s: there is time to try compilation, but not to combine and verify it."""
+    training = SimulatedTraining(trial_s=lambda trial: 100.0 if trial.compiled else 10.0)
+    training.noise = 0.001
+    found = training.search(settings_of(named("bf16", "channels_last", "compile"), budget_s=600.0))
+    assert training.evidence().elapsed_s(list(training.runs)) <= 600.0
+    assert "compile" in {a.lever for a in found.attempts if a.is_gain}
+    assert kept(found) == ("bf16", "channels_last")
+    assert "compile" in found.dropped and not {a.onto for a in found.attempts if a.lever == "compile"} - {()}
+
+
 def test_a_search_without_time_for_one_lever_says_how_much_it_would_need() -> None:
     training = SimulatedTraining(start_s=30.0)
     found = training.search(settings_of(LEVERS, budget_s=300.0))
