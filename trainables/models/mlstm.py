@@ -13,7 +13,7 @@ last h and c, and no gradient flows back into the previous batch.
 """
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import nn
@@ -22,6 +22,11 @@ from torch.nn import functional
 from trainables.trial import Trial
 
 EMBEDDING = 64
+
+COMPILED_STEPS = 16
+"""Time steps that are compiled together. All others use their code.
+
+To compile the 256 steps of a sequence took minutes on an H100, and more than a minute in each further process."""
 
 
 def mlstm64(vocabulary: int, trial: Trial) -> nn.Module:
@@ -64,6 +69,14 @@ class MultiplicativeLSTM(nn.Module):
         outputs = self.layer(self.embedding(tokens.t().int()))
         return self.head(outputs.transpose(0, 1))
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the time steps, `COMPILED_STEPS` of them at once. The arguments are those of torch.compile."""
+        self.layer.runs = _Runs(
+            torch.compile(_advance, *args, dynamic=False, **kwargs),
+            torch.compile(_retreat, *args, dynamic=False, **kwargs),
+            COMPILED_STEPS,
+        )
+
 
 class Layer(nn.Module):
     """The mLSTM layer. During training it carries its state from batch to batch.
@@ -84,6 +97,7 @@ class Layer(nn.Module):
             nn.init.uniform_(weight, -(weight.shape[1] ** -0.5), weight.shape[1] ** -0.5)  # as nn.Linear
         self.hidden = torch.zeros(batch, units)
         self.cell = torch.zeros(batch, units)
+        self.runs = _Runs()
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Map inputs [t, n, width] to all h [t, n, units].
@@ -94,7 +108,7 @@ class Layer(nn.Module):
         hidden, cell = self._first_state(inputs.shape[1])
         # the products with x do not depend on h, so those of all steps are computed at once
         projected = functional.linear(inputs, self.inputs, functional.pad(self.bias, (self.units, 0)))
-        outputs, hidden, cell = _Recurrence.apply(projected, self.factor, self.gates, hidden, cell)
+        outputs, hidden, cell = _Recurrence.apply(projected, self.factor, self.gates, hidden, cell, self.runs)
         if self.training:
             self.hidden.copy_(hidden)
             self.cell.copy_(cell)
@@ -135,33 +149,31 @@ class _Recurrence(torch.autograd.Function):
         gates: torch.Tensor,
         hidden: torch.Tensor,
         cell: torch.Tensor,
+        runs: "_Runs",
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return all h [t, n, units] in the dtype of `projected`, and the last h and c [n, units].
 
         Takes `projected` [t, n, 5 units], whose dtype is used to compute, the weights `factor` [units, units] and
-        `gates` [4 units, units], and the first h and c [n, units].
+        `gates` [4 units, units], the first h and c [n, units], and what computes runs of steps.
         """
         dtype, units = projected.dtype, len(factor)
         factor_t, gates_t = factor.to(dtype).t(), gates.to(dtype).t()
-        hiddens, factors, products, sigmoids, tanhs, cells = [hidden.to(dtype)], [], [], [], [], [cell]
-        for step in projected:
-            factors.append(hiddens[-1] @ factor_t)
-            products.append(step[:, :units] * factors[-1])
-            summed = torch.addmm(step[:, units:], products[-1], gates_t)
-            sigmoids.append(summed[:, : 3 * units].sigmoid())
-            tanhs.append(summed[:, 3 * units :].tanh())
-            enter, forget, leave = sigmoids[-1].chunk(3, dim=1)
-            cells.append(forget * cells[-1] + enter * tanhs[-1])
-            hidden = leave * cells[-1].tanh()
-            hiddens.append(hidden.to(dtype))
-        saved = [torch.stack(values) for values in (hiddens, factors, products, sigmoids, tanhs, cells)]
+        of_runs = []
+        for run in projected.split(runs.steps or len(projected)):
+            *values, hidden, cell = runs.advance(run, factor_t, gates_t, units, hidden, cell)
+            of_runs.append(values)
+        hiddens, cells, *others = (list(values) for values in zip(*of_runs, strict=True))
+        # h and c before each run are the last ones of the run before it
+        saved = [_joined(states[:1] + [state[1:] for state in states[1:]]) for states in (hiddens, cells)]
+        saved += [_joined(values) for values in others]
         ctx.save_for_backward(projected, factor, gates, *saved)
-        ctx.mark_non_differentiable(hidden, cells[-1])
-        return saved[0][1:], hidden, cells[-1]
+        ctx.runs = runs
+        ctx.mark_non_differentiable(hidden, cell)
+        return saved[0][1:], hidden, cell
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        projected, factor, gates, hiddens, factors, products, sigmoids, tanhs, cells = ctx.saved_tensors
+        projected, factor, gates, hiddens, cells, factors, products, sigmoids, tanhs = ctx.saved_tensors
         dtype, units = projected.dtype, len(factor)
         factor_t, gates_t = factor.to(dtype), gates.to(dtype)
         enter, forget, leave = sigmoids.chunk(3, dim=-1)
@@ -173,24 +185,87 @@ class _Recurrence(torch.autograd.Function):
         to_gates = torch.cat((parts, enter * (1 - tanhs * tanhs)), dim=-1).to(dtype).unflatten(-1, (4, units))
         to_cell = leave * (1 - cell_tanhs * cell_tanhs)
 
-        from_next = torch.zeros_like(cells[0])
-        cell_gradient = torch.zeros_like(cells[0])
-        of_factors, of_products, of_gates = [], [], []
-        for step in reversed(range(len(projected))):
-            of_hidden = gradients[0][step] + from_next
-            of_cell = torch.addcmul(cell_gradient, of_hidden, to_cell[step])
-            upstream = torch.stack((of_cell, of_cell, of_hidden, of_cell), dim=1)
-            of_gates.append((upstream * to_gates[step]).to(dtype).flatten(1))
-            of_products.append(of_gates[-1] @ gates_t)
-            of_factors.append(of_products[-1] * projected[step, :, :units])
-            from_next = of_factors[-1] @ factor_t
-            cell_gradient = of_cell * forget[step]
-
-        def in_order(values: list[torch.Tensor]) -> torch.Tensor:
-            return torch.stack(values[::-1])
-
-        d_factors, d_products, d_gates = in_order(of_factors), in_order(of_products), in_order(of_gates)
+        carried = torch.zeros_like(hiddens[0]), torch.zeros_like(cells[0])
+        of_steps = (gradients[0], to_cell, to_gates, forget, projected[:, :, :units])
+        of_runs = []
+        for run in list(zip(*(values.split(ctx.runs.steps or len(projected)) for values in of_steps), strict=True))[
+            ::-1
+        ]:
+            *values, from_next, cell_gradient = ctx.runs.retreat(*run, factor_t, gates_t, *carried)
+            carried = from_next, cell_gradient
+            of_runs.append(values)
+        d_factors, d_products, d_gates = (_joined(list(values)) for values in zip(*of_runs[::-1], strict=True))
         d_projected = torch.cat((d_products * factors, d_gates), dim=-1)
         d_factor = d_factors.flatten(0, 1).t() @ hiddens[:-1].flatten(0, 1)
         d_weights = d_gates.flatten(0, 1).t() @ products.flatten(0, 1)
-        return d_projected, d_factor.to(factor.dtype), d_weights.to(gates.dtype), None, None
+        return d_projected, d_factor.to(factor.dtype), d_weights.to(gates.dtype), None, None, None
+
+
+def _joined(values: list[torch.Tensor]) -> torch.Tensor:
+    return values[0] if len(values) == 1 else torch.cat(values)
+
+
+def _advance(
+    projected: torch.Tensor,
+    factor_t: torch.Tensor,
+    gates_t: torch.Tensor,
+    units: int,
+    hidden: torch.Tensor,
+    cell: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """Run the steps of `projected`. Returns what the backward pass needs of them, then the last h and c.
+
+    h and c start with those before the first step. Then follow W_mh h, m, the sigmoids of i, f and o, and the tanh of g
+    of each step.
+    """
+    hiddens, factors, products, sigmoids, tanhs, cells = [hidden.to(projected.dtype)], [], [], [], [], [cell]
+    for step in projected:
+        factors.append(hiddens[-1] @ factor_t)
+        products.append(step[:, :units] * factors[-1])
+        summed = torch.addmm(step[:, units:], products[-1], gates_t)
+        sigmoids.append(summed[:, : 3 * units].sigmoid())
+        tanhs.append(summed[:, 3 * units :].tanh())
+        enter, forget, leave = sigmoids[-1].chunk(3, dim=1)
+        cells.append(forget * cells[-1] + enter * tanhs[-1])
+        hidden = leave * cells[-1].tanh()
+        hiddens.append(hidden.to(projected.dtype))
+    values = (hiddens, cells, factors, products, sigmoids, tanhs)
+    return *(torch.stack(value) for value in values), hidden, cells[-1]
+
+
+def _retreat(
+    gradient: torch.Tensor,
+    to_cell: torch.Tensor,
+    to_gates: torch.Tensor,
+    forget: torch.Tensor,
+    projected: torch.Tensor,
+    factor_t: torch.Tensor,
+    gates_t: torch.Tensor,
+    from_next: torch.Tensor,
+    cell_gradient: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """Run the backward steps of some time steps, the last one first.
+
+    Returns the gradients of W_mh h, m and the pre-activations of the gates of each step, then those of h and c before
+    the first one. `projected`: the products W_mx x.
+    """
+    of_factors, of_products, of_gates = [], [], []
+    for step in reversed(range(len(projected))):
+        of_hidden = gradient[step] + from_next
+        of_cell = torch.addcmul(cell_gradient, of_hidden, to_cell[step])
+        upstream = torch.stack((of_cell, of_cell, of_hidden, of_cell), dim=1)
+        of_gates.append((upstream * to_gates[step]).to(projected.dtype).flatten(1))
+        of_products.append(of_gates[-1] @ gates_t)
+        of_factors.append(of_products[-1] * projected[step])
+        from_next = of_factors[-1] @ factor_t
+        cell_gradient = of_cell * forget[step]
+    stacked = (torch.stack(values[::-1]) for values in (of_factors, of_products, of_gates))
+    return *stacked, from_next, cell_gradient
+
+
+class _Runs(NamedTuple):
+    """What computes runs of time steps: forward and backward, and how many steps a run has; 0: all of them."""
+
+    advance: Callable[..., tuple[torch.Tensor, ...]] = _advance
+    retreat: Callable[..., tuple[torch.Tensor, ...]] = _retreat
+    steps: int = 0

@@ -15,7 +15,7 @@ from tests.support.trials import text_trial
 from trainables.build import build_workload
 from trainables.data.loader import endless_batches
 from trainables.measure.run import run
-from trainables.models.mlstm import MultiplicativeLSTM
+from trainables.models.mlstm import COMPILED_STEPS, MultiplicativeLSTM
 from trainables.registry import IMAGE_MODELS, MODELS, TEXT_MODELS, load
 from trainables.step.context import RankSetup, build_context
 from trainables.step.step import training_step
@@ -207,6 +207,21 @@ def test_a_compiled_mlstm_uses_the_state_before_its_batch() -> None:
         expected = gradients(eager, eager(tokens).square().sum())
         for ours, theirs in zip(gradients(compiled, forward(tokens).square().sum()), expected, strict=True):
             torch.testing.assert_close(ours, theirs)
+
+
+def test_a_compiled_mlstm_compiles_a_few_steps_for_all_others() -> None:
+    torch.manual_seed(0)
+    eager = MultiplicativeLSTM(256, units=8, batch=2)
+    compiled = copy.deepcopy(eager)
+    compiled.compile(backend="eager")
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        for tokens in torch.randint(256, (3, 2, 3 * COMPILED_STEPS), dtype=torch.uint8):
+            expected = gradients(eager, eager(tokens).square().sum())
+            for ours, theirs in zip(gradients(compiled, compiled(tokens).square().sum()), expected, strict=True):
+                assert torch.equal(ours, theirs)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2, "one for each direction"
 
 
 def test_evaluation_starts_from_zeros_and_keeps_the_training_state() -> None:
