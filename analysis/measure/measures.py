@@ -4,6 +4,7 @@ Aggregation order: over the steps of a rank first (see `reduce.windows`), then o
 repeats.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,8 +55,9 @@ def summarise(steps: pd.DataFrame) -> dict[str, float | int | bool | None]:
     device events.
     *_busy_s: device time of a phase whose kernels run back to back, without communication. It is an upper bound,
     because it includes gaps of about 1 us between kernels.
-    busy_s: their sum. Aggregated like phases. Of sharded strategies, which communicate in every phase, and of scripts:
-    the time with computation in traced steps, and phases are unknown.
+    busy_s: their sum. Aggregated like phases. Of sharded strategies, which communicate in every phase, of scripts, and
+    if a phase launches more kernels than the device can queue: the time with computation in traced steps, and phases
+    are unknown.
     busy_fraction: (busy_s + host_to_device_s) / step_s, the share of a plain step with kernels or the batch's copy on
     the device. The rest is waiting for the host, a batch, or gradients (exposed communication is not included).
     previous_step_done_share: share of steps, without synchronisation, at whose end the previous step had left the
@@ -147,7 +149,7 @@ def _measure(window_rows: pd.DataFrame) -> pd.DataFrame:
     result["issue_step_s"] = launches["step_s"]
     busy = over_ranks("busy", LAUNCHED)[list(LAUNCHED)]
     traced = [over_ranks(name, ["kernels_s"])["kernels_s"].reindex(result.index) for name in TRACED_WINDOWS]
-    traced_s = traced[0].fillna(traced[1])
+    traced_s = functools.reduce(pd.Series.fillna, traced)
     busy = busy.reindex(result.index).mask(traced_s.notna())
     result[list(BUSY)] = busy
     result["busy_s"] = traced_s.fillna(total_busy_s(busy, result))

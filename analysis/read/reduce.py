@@ -22,9 +22,9 @@ LAUNCHES = tuple(f"{name.removesuffix('_s')}_launch_s" for name in LAUNCHED)
 TRACED = ("collectives_s", "exposed_collectives_s", "kernels_s")
 """Times of steps under a profiler, which most windows lack."""
 
-TRACED_WINDOWS = ("profile", "communication")
-"""Windows whose steps may have them: of strategies that communicate not only in buckets, and of scripts. Of a script
-with buckets, steps only have `kernels_s`.
+TRACED_WINDOWS = ("profile", "communication", "busy")
+"""Windows whose steps may have them: of strategies that communicate not only in buckets, of scripts, and of steps whose
+parts launch more kernels than the device can queue. The last ones, and scripts with buckets, only have `kernels_s`.
 """
 
 _OPTIONAL = (*OPTIONAL_PHASES, "after_backward_launch_s", *TRACED)

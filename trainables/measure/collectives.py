@@ -32,6 +32,8 @@ GLOO_CALLS = {"c10d::allreduce_": ("all_reduce", 0), "c10d::_reduce_scatter_base
 """calls that gloo executes as an all-reduce: their operation, and which of their arguments is the input"""
 
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+COPY_TO_DEVICE = "Memcpy HtoD"
+"""start of the names of copies to the device"""
 
 TYPE_BYTES = {
     "float": 4, "int": 4, "long int": 8, "double": 8, "c10::bfloat16": 2, "c10::half": 2, "unsigned char": 1, "bool": 1,
@@ -69,6 +71,16 @@ def read_trace(content: bytes) -> list[dict[str, Any]]:
 def boundaries(events: Iterable[Mapping[str, Any]]) -> list[float]:
     """Return the times between the steps of a trace, in order."""
     return sorted(event["ts"] for event in events if event["name"] == BOUNDARY and _category(event) == ANNOTATION)
+
+
+def kernel_seconds(events: Iterable[Mapping[str, Any]]) -> float | None:
+    """Return how long a device was busy, without NCCL's kernels and copies to the device. None if it did nothing."""
+    spans = [
+        (event["ts"], event["ts"] + event["dur"])
+        for event in events
+        if _category(event) in DEVICE_WORK and not _nccl(event) and not event["name"].startswith(COPY_TO_DEVICE)
+    ]
+    return _length(_union(spans)) / MICROSECONDS if spans else None
 
 
 def trace_rows(events: Sequence[dict[str, Any]], rank: int, numbers: Sequence[int], window: str) -> TraceRows:
@@ -267,8 +279,8 @@ class _Device:
         return found, compute
 
 
-def _nccl(event: dict[str, Any]) -> bool:
-    return _category(event) == "kernel" and event["name"].lower().startswith("nccl")
+def _nccl(event: Mapping[str, Any]) -> bool:
+    return _category(event) == "kernel" and str(event["name"]).lower().startswith("nccl")
 
 
 def _device_bytes(details: dict[str, Any]) -> int | None:

@@ -18,20 +18,21 @@ class Trace:
     content: bytes | None = None
 
 
-def activities_of(device: torch.device) -> list[ProfilerActivity]:
-    """Return what torch.profiler records of a rank on this device."""
-    return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+def activities_of(device: torch.device, host: bool = True) -> list[ProfilerActivity]:
+    """Return what torch.profiler records of a rank on this device. host: also what the host does."""
+    of_device = [ProfilerActivity.CUDA] if device.type == "cuda" else []
+    return [*([ProfilerActivity.CPU] if host or not of_device else []), *of_device]
 
 
 @contextmanager
-def kineto(enabled: bool, device: torch.device) -> Iterator[Trace]:
-    """Record a trace with torch.profiler (Kineto) inside this context, if `enabled`."""
+def kineto(enabled: bool, device: torch.device, host: bool = True) -> Iterator[Trace]:
+    """Record a trace with torch.profiler (Kineto) inside this context, if `enabled`. host: also what the host does."""
     trace = Trace()
     if not enabled:
         yield trace
         return
     # shapes give the sizes of gloo's messages; NCCL's kernels have theirs, and recording shapes slows the host
-    with profile(activities=activities_of(device), record_shapes=device.type != "cuda") as profiler:
+    with profile(activities=activities_of(device, host), record_shapes=device.type != "cuda") as profiler:
         yield trace
     with scratch_folder("trace") as folder:
         path = Path(folder) / "trace.json.gz"

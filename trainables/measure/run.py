@@ -13,9 +13,11 @@ from torch import nn
 from trainables.clock import unix_s
 from trainables.data.loader import endless_batches, uses_prefetch
 from trainables.measure.allreduce_sweep import all_reduce_sweep, sweep_sizes
+from trainables.measure.collectives import kernel_seconds, read_trace
 from trainables.measure.communication import bucket_bytes
 from trainables.measure.communication_windows import Recorded, interleaved_window, recorded_windows, traced_window
 from trainables.measure.matmul_limit import matmul_limits
+from trainables.measure.profiler import kineto
 from trainables.measure.rows import LabelledStep, busy_row, issue_row, phase_row, step_rows
 from trainables.measure.stopping import (
     block_lengths,
@@ -28,6 +30,7 @@ from trainables.measure.trial_windows import TrialWindows
 from trainables.measure.windows import (
     HOLD_MARGIN_S,
     busy_window,
+    has_unknown_part,
     issue_window,
     phase_window,
     plain_and_phase_parts,
@@ -42,7 +45,7 @@ from trainables.step.step import forward_pass, training_step
 from trainables.step.timing import CudaClock, Row, Step, clock_for, no_mark, without_garbage_collection
 from trainables.trial import Trial
 
-ISSUE_STEPS, BUSY_STEPS, TRANSFER_STEPS = 10, 5, 10
+ISSUE_STEPS, BUSY_STEPS, TRANSFER_STEPS, KERNEL_STEPS = 10, 5, 10, 2
 LOADER_ROUNDS = 10
 """Batches per loader process in a phases window after a plain window at least as long.
 
@@ -167,12 +170,26 @@ def _plain_wrapper_windows(windows: TrialWindows, model: nn.Module) -> dict[str,
         with contextlib.nullcontext() if trial.captured else context.strategy.unsynchronised(model):
             busy_marks = busy_window(step, batches, windows.diagnostic_steps(BUSY_STEPS), clock, hold_s)
             windows.add("busy", None, busy_marks, busy_row)
+            if context.broadcast(has_unknown_part(busy_marks)):
+                _add_traced_kernels(windows, step)
     if not context.workload.resident:
         synced_s, synced = phase_window(
             step, batches, windows.diagnostic_steps(TRANSFER_STEPS), clock, context.barrier, wait_for_copy=True
         )
         windows.add("transfer_synced", synced_s, synced, phase_row)
     return peaks
+
+
+def _add_traced_kernels(windows: TrialWindows, step: Step) -> None:
+    """Add steps to the busy window, whose kernels a trace times. It does not record the host, to be short."""
+    context, count = windows.context, windows.diagnostic_steps(KERNEL_STEPS)
+    with kineto(True, context.device, host=False) as trace:
+        outputs = [step(next(windows.batches), no_mark) for _ in range(count)]
+        windows.clock.synchronize()
+    assert trace.content is not None
+    seconds = kernel_seconds(read_trace(trace.content))
+    row = {} if seconds is None else {"kernels_s": seconds / count}
+    windows.steps += [LabelledStep("busy", None, output, lambda: row) for output in outputs]
 
 
 def _produced(windows: TrialWindows) -> list[int]:

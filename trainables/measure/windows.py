@@ -255,6 +255,12 @@ def busy_window(step: Step, batches: Iterator[Any], steps: int, clock: CudaClock
     return [_busy_step(step, next(batches), clock, hold_s) for _ in range(steps)]
 
 
+def has_unknown_part(window_marks: Sequence[StepMarks]) -> bool:
+    """Return True if a part after the copy has no device time in any step of a `busy_window`."""
+    ends = [(name, end) for marks in window_marks for name, _, end in marks.busy if name != "host_to_device"]
+    return bool({name for name, _ in ends} - {name for name, end in ends if end is not None})
+
+
 def _busy_step(step: Step, batch: Any, clock: CudaClock, hold_s: float) -> StepMarks:
     marks = StepMarks()
     current: tuple[str, Mark] | None = None

@@ -188,8 +188,8 @@ def test_kernel_time_is_known_for_a_step_without_a_separate_loss_and_with_clippi
     assert summarise(frame)["busy_s"] is None, "a part that exists, but whose kernel time is unknown"
 
 
-@pytest.mark.parametrize("window", ["profile", "communication"])
-def test_traced_kernels_replace_those_of_held_steps_whose_phases_may_hold_collectives(window: str) -> None:
+@pytest.mark.parametrize("window", ["profile", "communication", "busy"])
+def test_traced_kernels_replace_those_of_held_steps_(window: str) -> None:
     frame = steps(CUDA, 0.5, launch_ratio=0.8, busy_ratio=0.95)
     assert summarise(frame)["host_bound"] is False
     traced = frame[frame["window"] == "phases"].assign(window=window, kernels_s=0.15)

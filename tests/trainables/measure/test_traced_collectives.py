@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainables.measure.collectives import BOUNDARY, TraceRows, read_trace, trace_rows
+from trainables.measure.collectives import BOUNDARY, TraceRows, kernel_seconds, read_trace, trace_rows
 from trainables.probe.session import rank_tables
 
 
@@ -49,6 +49,15 @@ OF_DDP = [
     *kernel("adam", 6, 1300.0, 1450.0, 20.0),
 ]
 """a step with two buckets, whose first one is hidden in part"""
+
+
+def test_the_time_of_kernels_is_that_without_collectives_and_copies_to_the_device() -> None:
+    copies = [
+        event("Memcpy HtoD (Pinned -> Device)", "gpu_memcpy", 1500.0, 70.0),
+        event("Memcpy DtoD (Device -> Device)", "gpu_memcpy", 1460.0, 30.0),  # 10 of it while adam runs
+    ]
+    assert kernel_seconds([*OF_DDP, *copies]) == pytest.approx((150 + 200 + 20 + 20) * 1e-6)
+    assert kernel_seconds([event(BACKWARD, "cpu_op", 0.0, 5.0)]) is None
 
 
 def test_nccl_kernels_become_buckets_with_the_time_at_which_the_device_was_ready() -> None:

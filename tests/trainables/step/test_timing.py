@@ -14,7 +14,14 @@ import torch
 
 from trainables.measure import windows
 from trainables.measure.rows import busy_row, issue_row, phase_row, step_row
-from trainables.measure.windows import busy_window, issue_window, phase_window, plain_window, step_window
+from trainables.measure.windows import (
+    busy_window,
+    has_unknown_part,
+    issue_window,
+    phase_window,
+    plain_window,
+    step_window,
+)
 from trainables.step import timing
 from trainables.step.timing import PHASES, CpuClock, StartPart, Step, StepOutput, without_garbage_collection
 
@@ -243,6 +250,8 @@ def test_busy_time_is_device_time_and_unknown_if_the_host_was_late(host: Host) -
     del expected["backward_s"]
     assert busy_row(window_marks[1], clock) == expected
     assert set(clock.held_s) == {8.0}
+    assert not has_unknown_part(window_marks), "one of the two steps has it"
+    assert has_unknown_part(window_marks[1:])
 
 
 def test_repeated_parts_add_up(clock: DeviceClock) -> None:
