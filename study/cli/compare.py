@@ -46,10 +46,7 @@ _RESULTS = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "resul
 
 @dataclass(frozen=True)
 class Reference:
-    """Committed results of GPUs that other results can be compared with.
-
-    folder: below benchmarks/results. command: measures the same configurations on another machine.
-    """
+    """Committed results of GPUs. folder: below benchmarks/results. command: measures the same on another machine."""
 
     folder: str
     command: str
