@@ -182,6 +182,11 @@ def decimals_for(values: pd.Series, digits: int = 3) -> int:
     return min(6, max(0, digits - 1 - math.floor(math.log10(sizes.min()))))
 
 
+def lost_decimals(total: float) -> int:
+    """Return the decimals of lost ranks and their causes: more if little is lost, as each part is still smaller."""
+    return 3 if abs(total) < 0.1 else 2
+
+
 def percent(share: float, decimals: int = 0) -> str:
     """Return a share as a percentage, with a no-break space before the sign."""
     return f"{number(100 * share, decimals)}\u00a0%"

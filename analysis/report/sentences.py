@@ -13,7 +13,16 @@ from analysis.predict.inputs import ReportInputs
 from analysis.predict.next_trial import next_trial
 from analysis.read.environment import done_environments
 from analysis.study import Analysis, study_ranks
-from analysis.text import SLOWDOWN_LABELS, configuration_label, further_repeats, join, number, percent, value_label
+from analysis.text import (
+    SLOWDOWN_LABELS,
+    configuration_label,
+    further_repeats,
+    join,
+    lost_decimals,
+    number,
+    percent,
+    value_label,
+)
 from analysis.verdict.answer import unmeasured
 from analysis.verdict.bottleneck import NOISE
 from analysis.verdict.communication import late_ranks
@@ -93,13 +102,14 @@ def holds_back(analysis: Analysis) -> list[str]:
         causes = {name: value for name, value in analysis.lost_ranks.items() if name in CAUSES}
         largest = max(causes, key=lambda name: causes[name])
         if lost >= LEAST_LOST:
-            most = f"most to {SLOWDOWN_LABELS[largest]} ({number(causes[largest], 2)})"
+            decimals = lost_decimals(lost)
+            most = f"most to {SLOWDOWN_LABELS[largest]} ({number(causes[largest], decimals)})"
             if causes[largest] < max(LEAST_LOST, lost / 10):
                 most = "without a measured cause that matters"
             elif analysis.lost_ranks["remainder_s"] >= LEAST_LOST:
-                most += f"; {number(analysis.lost_ranks['remainder_s'], 2)} are unexplained"
+                most += f"; {number(analysis.lost_ranks['remainder_s'], decimals)} unexplained"
             one, several = study_ranks(analysis)
-            shown = f"{number(lost, 2)} {one} is" if lost <= 1 else f"{number(lost, 2)} {several} are"
+            shown = f"{number(lost, decimals)} {f'{one} is' if lost <= 1 else f'{several} are'}"
             sentences.append(f"{shown} lost, {most}.")
     elif (analysis.configurations["world_size"] > 1).any() and pd.isna(shares["wire"]):
         sentences.append(

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.compare.causes import lost_ranks
+from analysis.compare.causes import LEAST_LOST, lost_ranks
 from analysis.compare.scaling import STRONG
 from analysis.predict.forecast import FORECAST_FACTORS, forecast, is_resolved, ranks_per_node
 from analysis.predict.inputs import ReportInputs
 from analysis.predict.series import ScalingSeries, series_of
 from analysis.study import Analysis, study_ranks
-from analysis.text import join, number, percent, value_label
+from analysis.text import join, lost_decimals, number, percent, value_label
 from analysis.verdict.lines.subject import MOST_WORKLOADS, Subject, label_before
 from analysis.verdict.lines.value import CardLine, Quantity, share_text
 
@@ -120,7 +120,8 @@ def lost(analysis: Analysis, subject: Subject) -> CardLine | None:
         quantity,
         *(Quantity("lost_ranks_by_cause", value, one, part=_key(name)) for name, value in parts.items()),
     )
-    shown = f"{number(total, 2)} {one if abs(total) <= 1 else several}"
+    decimals = lost_decimals(total)
+    shown = f"{number(total, decimals)} {one if abs(total) <= 1 else several}"
     if round(total, 2) <= 0:
         nothing = "nothing" if total < 0 else f"nothing measurable (less than 0.01 {one})"
         return CardLine("lost", "lost", label_before(subject) + nothing, quantities)
@@ -129,7 +130,7 @@ def lost(analysis: Analysis, subject: Subject) -> CardLine | None:
         text = f"{shown}; causes not measured{_why_no_causes(subject)}"
         return CardLine("lost", "lost", text, quantities)
     note = ", not significantly different from 0" if total_low <= 0 else ""
-    causes = _sum(_shown_parts(parts, total), analysis, subject)
+    causes = _sum(_shown_parts(parts, total, decimals), decimals, analysis, subject)
     return CardLine("lost", "lost", f"{shown}{note}: {causes}", quantities)
 
 
@@ -144,27 +145,28 @@ def _key(name: str) -> str:
     return {"remainder_s": "unexplained"}.get(name, name.removesuffix("_s"))
 
 
-def _shown_parts(parts: dict[str, float], total: float) -> dict[str, int]:
-    """Return the parts in hundredths of a rank, largest first, such that they add up to `total` as it is shown.
+def _shown_parts(parts: dict[str, float], total: float, decimals: int) -> dict[str, int]:
+    """Return the parts in units of the last decimal, largest first, such that they add up to `total` as it is shown.
 
-    Only the largest causes are named; the others are one part. Each is rounded to the nearest hundredth. What is
-    unexplained is what these shown numbers leave of the shown total, so it alone takes up the rounding.
+    Only the largest causes are named; the others are one part. Each is rounded. What is unexplained is what these shown
+    numbers leave of the shown total, so it alone takes up the rounding.
     """
+    units = 10**decimals
     causes = {name: value for name, value in parts.items() if name != "remainder_s"}
     named = sorted(causes, key=lambda name: -abs(causes[name]))[: MOST_CAUSES - 1]
-    named = [name for name in named if abs(causes[name]) >= 0.005]
-    shown = {name: round(100 * causes[name]) for name in named}
-    shown["other"] = round(100 * sum(value for name, value in causes.items() if name not in named))
-    shown["remainder_s"] = round(100 * total) - sum(shown.values())
+    named = [name for name in named if abs(causes[name]) >= LEAST_LOST]
+    shown = {name: round(units * causes[name]) for name in named}
+    shown["other"] = round(units * sum(value for name, value in causes.items() if name not in named))
+    shown["remainder_s"] = round(units * total) - sum(shown.values())
     return {name: value for name, value in shown.items() if value}
 
 
-def _sum(parts: dict[str, int], analysis: Analysis, subject: Subject) -> str:
-    """Return parts in hundredths as a sum, gains last and with a minus."""
+def _sum(parts: dict[str, int], decimals: int, analysis: Analysis, subject: Subject) -> str:
+    """Return parts in units of the last decimal as a sum, gains last and with a minus."""
     text = ""
     for name, value in sorted(parts.items(), key=lambda item: item[1] < 0):
         sign = (" − " if value < 0 else " + ") if text else ("−" if value < 0 else "")
-        text += f"{sign}{number(abs(value) / 100, 2)} {_CAUSE_WORDS[name][value < 0]}"
+        text += f"{sign}{number(abs(value) / 10**decimals, decimals)} {_CAUSE_WORDS[name][value < 0]}"
         if name == "wait_s" and value > 0:
             text += _late_rank(analysis, subject)
     return text
