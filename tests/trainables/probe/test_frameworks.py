@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.scripts import SHORT, run_on_ranks
+from tests.support.script_runs import SHORT, run_on_ranks
 
 ROOT = Path(__file__).parent.parent.parent.parent
 SCRIPTS, EXAMPLES = ROOT / "tests/scripts", ROOT / "examples"
