@@ -187,6 +187,12 @@ def lost_decimals(total: float) -> int:
     return 3 if abs(total) < 0.1 else 2
 
 
+def sizes_to_measure(largest: int) -> str:
+    """Return the numbers of ranks, as for --gpus, that show how a study scales: powers of 2 and the largest that ran."""
+    sizes = [2**power for power in range(12) if 2**power < largest] + [largest]
+    return ",".join(map(str, sizes)) if largest > 1 else "1,2,4"
+
+
 def percent(share: float, decimals: int = 0) -> str:
     """Return a share as a percentage, with a no-break space before the sign."""
     return f"{number(100 * share, decimals)}\u00a0%"

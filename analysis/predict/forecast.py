@@ -16,7 +16,7 @@ from analysis.predict.model import ROW_COLUMNS, WIDEST, ScalingModel, Spreads, p
 from analysis.predict.series import Interconnects, ScalingSeries, run_spreads
 from analysis.read.results import nothing_timed
 from analysis.study import Analysis, study_ranks
-from analysis.text import join, value_label
+from analysis.text import join, sizes_to_measure, value_label
 
 _STATED = re.compile(r"([0-9.]+(?:e-?[0-9]+)?):([0-9.]+(?:e-?[0-9]+)?)")
 
@@ -135,7 +135,7 @@ def _requested_models(analysis: ReportInputs, interconnect: str | None, name: st
             reason = "no two done trials differ only in the number of ranks"
         raise PredictionError(
             f"{name}: nothing to predict from: {reason}; run one configuration on at least two numbers of ranks, "
-            "such as --gpus 1,2,4"
+            f"such as --gpus {sizes_to_measure(max(sizes))}"
         )
     if interconnect is None:
         return models

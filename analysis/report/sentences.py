@@ -21,6 +21,7 @@ from analysis.text import (
     lost_decimals,
     number,
     percent,
+    sizes_to_measure,
     value_label,
 )
 from analysis.verdict.answer import unmeasured
@@ -52,10 +53,10 @@ def scale(analysis: Analysis) -> list[str]:
     rows = analysis.scaling[analysis.scaling["ideal"] > 1]
     if rows.empty:
         sizes = sorted(analysis.configurations["world_size"].astype(int).unique())
+        add = f"add --gpus {sizes_to_measure(max(sizes, default=1))} to see how it scales"
         if len(sizes) == 1:
-            only = value_label("world_size", sizes[0], ranks)
-            return [f"Measured on {only} only: add --gpus 1,2,4 to see how it scales."]
-        return [f"No configuration ran on more than one number of {ranks[1]}: add --gpus 1,2,4 to see how it scales."]
+            return [f"Measured on {value_label('world_size', sizes[0], ranks)} only: {add}."]
+        return [f"No configuration ran on more than one number of {ranks[1]}: {add}."]
     rows = rows[rows["world_size"] == rows.groupby("series")["world_size"].transform("max")]
     real = without_emulated(analysis.configurations.loc[rows["configuration"].astype(int).unique()])
     rows = rows[rows["configuration"].isin(real.index)]
@@ -167,8 +168,9 @@ def more(analysis: ReportInputs) -> list[str]:
         return []
     models = analysis.models
     if not models:
-        several = study_ranks(analysis)[1]
-        return [f"No prediction: it needs one configuration on at least two numbers of {several}: add --gpus 1,2,4."]
+        several, sizes = study_ranks(analysis)[1], analysis.configurations["world_size"].astype(int)
+        add = f"add --gpus {sizes_to_measure(max(sizes, default=1))}"
+        return [f"No prediction: it needs one configuration on at least two numbers of {several}: {add}."]
     largest = max(model.series.sizes[-1] for model in models)
     rows = forecast(analysis, [largest * factor for factor in FORECAST_FACTORS]).rows
     own = [model.number for model in models if analysis.headline in set(model.series.points["configuration"])]

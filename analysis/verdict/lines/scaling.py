@@ -12,7 +12,7 @@ from analysis.predict.forecast import FORECAST_FACTORS, forecast, is_resolved, r
 from analysis.predict.inputs import ReportInputs
 from analysis.predict.series import ScalingSeries, series_of
 from analysis.study import Analysis, study_ranks
-from analysis.text import join, lost_decimals, number, percent, value_label
+from analysis.text import join, lost_decimals, number, percent, sizes_to_measure, value_label
 from analysis.verdict.lines.subject import MOST_WORKLOADS, Subject, label_before
 from analysis.verdict.lines.value import CardLine, Quantity, share_text
 
@@ -193,10 +193,8 @@ def more_ranks(analysis: ReportInputs, subject: Subject) -> CardLine:
 
     if row is None:
         size = int(subject.row["world_size"])
-        other = f"1,{size}" if size > 1 else "1,2,4"
-        return line(
-            f"unknown: only {value_label('world_size', size, study_ranks(analysis))} measured; add --gpus {other}"
-        )
+        only = value_label("world_size", size, study_ranks(analysis))
+        return line(f"unknown: only {only} measured; add --gpus {sizes_to_measure(size)}")
     series = next(
         (series for series in series_of(analysis) if _is_of(series, subject)),
         None,

@@ -11,6 +11,7 @@ from analysis.compare.causes import SLOWDOWN_PARTS, lost_ranks
 from analysis.compare.scaling import STRONG, WEAK
 from analysis.predict.inputs import ReportInputs, report_inputs
 from analysis.read.results import load
+from analysis.report.sentences import scale
 from analysis.verdict.card import Card, card_of
 from analysis.verdict.lines.subject import Subject, subjects
 from tests.support.cards import GPU, step_law, strong, weak
@@ -181,6 +182,14 @@ def test_one_size_says_which_sizes_are_missing(tmp_path: Path) -> None:
     assert [line.key for line in card.lines][:2] == ["speed", "batch"]
     assert text(card, "batch").startswith("256 is the fastest of 32 and 256: 3.0x the rate of 32")
     assert "only 1 GPU measured; add --gpus 1,2,4" in text(card, "more_gpus")
+
+
+@pytest.mark.parametrize(("size", "missing"), [(2, "1,2"), (4, "1,2,4"), (6, "1,2,4,6")])
+def test_card_and_report_name_the_same_missing_sizes(tmp_path: Path, size: int, missing: str) -> None:
+    trials = grid(GPU, world_size=[size], repeat=range(3))
+    found = analysed(write_results(tmp_path, trials, lambda fields: {"step_s": 0.1}))
+    assert text(card_of(found), "more_gpus").endswith(f"only {size} GPUs measured; add --gpus {missing}")
+    assert scale(found) == [f"Measured on {size} GPUs only: add --gpus {missing} to see how it scales."]
 
 
 def test_a_batch_that_runs_out_of_memory_is_not_compared_with_those_that_fit(tmp_path: Path) -> None:
