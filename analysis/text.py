@@ -188,7 +188,7 @@ def lost_decimals(total: float) -> int:
 
 
 def sizes_to_measure(largest: int) -> str:
-    """Return the numbers of ranks, as for --gpus, that show how a study scales: powers of 2 and the largest that ran."""
+    """Return the numbers of ranks, as for --gpus, that show how a study scales: powers of 2 up to the largest."""
     sizes = [2**power for power in range(12) if 2**power < largest] + [largest]
     return ",".join(map(str, sizes)) if largest > 1 else "1,2,4"
 

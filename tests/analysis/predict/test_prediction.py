@@ -753,7 +753,7 @@ def test_a_folder_with_one_number_of_ranks_is_an_error_with_a_fix(
     [message] = capsys.readouterr().err.splitlines()
     assert message.startswith(f"error: {tmp_path}: nothing to predict from: ")
     assert "2 ranks" in message
-    assert "--gpus 1,2,4" in message
+    assert message.endswith("--gpus 1,2")
 
 
 def test_an_empty_folder_and_a_folder_without_a_done_trial_are_errors(
@@ -779,7 +779,7 @@ def test_configurations_that_differ_in_more_than_ranks_cannot_be_predicted_from(
     message = str(refused.value)
     assert message.startswith("DIR: nothing to predict from: ")
     assert "number of ranks" in message
-    assert "--gpus 1,2,4" in message
+    assert message.endswith("--gpus 1,2")
 
 
 def test_a_size_whose_removal_leaves_only_one_other_is_shown_as_measured(tmp_path: Path) -> None:
