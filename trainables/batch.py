@@ -1,5 +1,7 @@
-"""Operations on batches: a tensor, or nested tuples, lists and dicts of tensors."""
+"""Operations on batches: a tensor, or nested tuples, lists, dicts and dataclasses of tensors."""
 
+import copy
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -27,7 +29,17 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) ->
         return type(value)(*(map_tensors(function, item) for item in value))
     if isinstance(value, (tuple, list)):
         return [map_tensors(function, item) for item in value]
+    if is_record(value):
+        mapped = copy.copy(value)  # without __init__, which may check or compute something
+        for field in dataclasses.fields(value):
+            object.__setattr__(mapped, field.name, map_tensors(function, getattr(value, field.name)))  # even if frozen
+        return mapped
     return value
+
+
+def is_record(value: Any) -> bool:
+    """Return True for an instance of a dataclass."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
@@ -37,6 +49,9 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (Mapping, tuple, list)):
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from tensors_of(item)
+    elif is_record(value):
+        for field in dataclasses.fields(value):
+            yield from tensors_of(getattr(value, field.name, None))
 
 
 def to_device(value: Any, device: torch.device, non_blocking: bool) -> Any:

@@ -232,6 +232,24 @@ def test_dict_batches_are_mapped_and_counted() -> None:
     assert to_device(batch, torch.device("meta"), False)["ids"].device.type == "meta"
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Record:
+    """A batch whose fields cannot be assigned."""
+
+    ids: torch.Tensor
+    more: list[torch.Tensor]
+    name: str = "text"
+
+
+def test_batches_that_are_dataclasses_are_mapped_and_counted() -> None:
+    batch = Record(torch.zeros(3, 2), [torch.ones(3)])
+    doubled = map_tensors(lambda tensor: tensor * 2 + 1, batch)
+    assert isinstance(doubled, Record) and doubled.name == "text"
+    assert doubled.more[0].tolist() == [3, 3, 3] and batch.more[0].tolist() == [1, 1, 1]
+    assert byte_size(batch) == 4 * (6 + 3) and sample_count(batch) == 3
+    assert to_device(batch, torch.device("meta"), False).ids.device.type == "meta"
+
+
 def batches_of(loader: Any, **fields: Any) -> Any:
     made = Workload(model=nn.Linear(1, 1), optimizer=wide_workloads.adamw, step=wide_workloads.loss_of, loader=loader)
     return endless_batches(Trial(**{"batch_per_gpu": 4} | fields), made, rank=0)

@@ -107,6 +107,7 @@ def test_tokens_are_the_elements_of_an_integer_matrix() -> None:
     ids = torch.zeros(4, 16, dtype=torch.int64)
     assert tokens(([ids], {"attention_mask": ids.bool(), "labels": ids})) == 64
     assert tokens(([X], {})) is None
+    assert tokens(((Item(X, ids),), {})) == 64
 
 
 @pytest.mark.parametrize(
