@@ -244,7 +244,7 @@ def test_a_ladder_step_shows_the_accuracy_of_its_number_format(tmp_path: Path) -
     assert "resnet18_small on " in next(c.meaning for c in table.columns if c.name == "trained_percent")
     told = answer(found)
     assert "over fp32 (" in told[0] and told[1].startswith(
-        "Plain training at global batch 128 reaches a held-out accuracy of 90.00"
+        "Training with fp32 at global batch 128 reaches a held-out accuracy of 90.00"
     )
     compared = TABLES["precision"](found).cells()
     shown = dict(zip(compared["precision"], compared["accuracy (%)"], strict=True))
