@@ -28,6 +28,7 @@ from analysis.verdict.answer import unmeasured
 from analysis.verdict.bottleneck import NOISE
 from analysis.verdict.communication import late_ranks
 from analysis.verdict.lines.improve import MORE_CHANGES, none_applies
+from analysis.verdict.lines.scaling import without_series
 from analysis.verdict.lines.step import launching
 from analysis.verdict.lines.trust import FINDING_LABELS
 from analysis.verdict.next_steps import sentence as next_trial_sentence
@@ -168,6 +169,9 @@ def more(analysis: ReportInputs) -> list[str]:
         return []
     models = analysis.models
     if not models:
+        scaling = analysis.scaling
+        if (is_own := (scaling["configuration"] == analysis.headline) & (scaling["ideal"] > 1)).any():
+            return [f"No prediction: {without_series(analysis, scaling[is_own].iloc[-1])}."]
         several, sizes = study_ranks(analysis)[1], analysis.configurations["world_size"].astype(int)
         add = f"add --gpus {sizes_to_measure(max(sizes, default=1))}"
         return [f"No prediction: it needs one configuration on at least two numbers of {several}: {add}."]

@@ -148,16 +148,20 @@ def _key(name: str) -> str:
 def _shown_parts(parts: dict[str, float], total: float, decimals: int) -> dict[str, int]:
     """Return the parts in units of the last decimal, largest first, such that they add up to `total` as it is shown.
 
-    Only the largest causes are named; the others are one part. Each is rounded. What is unexplained is what these shown
-    numbers leave of the shown total, so it alone takes up the rounding.
+    Only the largest causes are named; the others are one part. Each part is rounded down, and those that lose most by
+    it take what is left of the shown total, so that each is within one unit of its value.
     """
     units = 10**decimals
     causes = {name: value for name, value in parts.items() if name != "remainder_s"}
     named = sorted(causes, key=lambda name: -abs(causes[name]))[: MOST_CAUSES - 1]
     named = [name for name in named if abs(causes[name]) >= LEAST_LOST]
-    shown = {name: round(units * causes[name]) for name in named}
-    shown["other"] = round(units * sum(value for name, value in causes.items() if name not in named))
-    shown["remainder_s"] = round(units * total) - sum(shown.values())
+    exact = {name: units * causes[name] for name in named}
+    exact["other"] = units * sum(value for name, value in causes.items() if name not in named)
+    exact["remainder_s"] = units * total - sum(exact.values())
+    shown = {name: math.floor(value) for name, value in exact.items()}
+    left = round(units * total) - sum(shown.values())
+    for name in sorted(exact, key=lambda name: shown[name] - exact[name])[:left]:
+        shown[name] += 1
     return {name: value for name, value in shown.items() if value}
 
 
@@ -200,9 +204,7 @@ def more_ranks(analysis: ReportInputs, subject: Subject) -> CardLine:
         None,
     )
     if series is None:
-        if _accumulates_differently(analysis, row):
-            return line("not predicted: no law covers steps that accumulate different numbers of batches")
-        return line("not predicted: no law fits the measured sizes")
+        return line(f"not predicted: {without_series(analysis, row)}")
     if series.host_bound:
         return line(f"not predicted: host-bound on 1 or 2 {several}")
     if not is_resolved(analysis, series):
@@ -239,11 +241,13 @@ def more_ranks(analysis: ReportInputs, subject: Subject) -> CardLine:
     return line(f"{text}not checked (needs a third size)", *quantities)
 
 
-def _accumulates_differently(analysis: Analysis, row: pd.Series) -> bool:
-    """Return True if accumulation differs within the series of a row of `scaling`."""
+def without_series(analysis: Analysis, row: pd.Series) -> str:
+    """Return why the sizes of a row of `scaling` are no series that a law could predict from."""
     members = analysis.scaling.loc[analysis.scaling["series"] == row["series"], "configuration"]
     steps = analysis.configurations.loc[members].get("accumulation_steps")
-    return steps is not None and steps.nunique() > 1
+    if steps is not None and steps.nunique() > 1:
+        return "no law covers steps that accumulate different numbers of batches"
+    return "no law fits the measured sizes"
 
 
 def _is_of(series: ScalingSeries, subject: Subject) -> bool:

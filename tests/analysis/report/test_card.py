@@ -25,7 +25,7 @@ GOLDEN = Path(__file__).parent / "cards"
 COMMITTED = sorted(str(path.parent.relative_to(RESULTS)) for path in RESULTS.rglob("study.json"))
 CAUSES = {
     "exposed transfer": "transfer", "queueing for transfer": "queueing", "slowest rank": "wait", "host": "host",
-    "loading": "load", "slower compute": "slower_compute",
+    "loading": "load", "slower compute": "slower_compute", "unexplained": "unexplained",
 }  # fmt: skip
 """Keys of the quantities by the words of the card."""
 MOST_TEXT_WORDS, MOST_ANSWER_WORDS = 850, 700
@@ -103,7 +103,7 @@ def spaced(text: str) -> str:
 def assert_shown_parts_add_up(card: Card) -> bool:
     """Compare the total that a card shows with the parts that it shows. Return False if it shows no parts.
 
-    A named cause is also compared with its value: it is rounded to the nearest hundredth.
+    Each part is also compared with its value: it is less than a unit of the last decimal away from it.
     """
     line = card.line("lost")
     shown = re.match(r"([\d.]+) .*?: (.*)", line.text) if line and card.form == "scaling" else None
@@ -116,7 +116,8 @@ def assert_shown_parts_add_up(card: Card) -> bool:
     exact = {entry.part: entry.value for entry in (line.quantities if line else ()) if entry.value is not None}
     values = [exact[CAUSES[word]] for word in words if word in CAUSES]
     named = [part for part, word in zip(parts, words, strict=True) if word in CAUSES]
-    assert named == pytest.approx(values, abs=0.00501), line and line.text
+    unit = 10.0 ** -len(shown[1].partition(".")[2])
+    assert named == pytest.approx(values, abs=unit), line and line.text
     return True
 
 

@@ -11,7 +11,7 @@ from analysis.compare.causes import SLOWDOWN_PARTS, lost_ranks
 from analysis.compare.scaling import STRONG, WEAK
 from analysis.predict.inputs import ReportInputs, report_inputs
 from analysis.read.results import load
-from analysis.report.sentences import scale
+from analysis.report.sentences import more, scale
 from analysis.verdict.card import Card, card_of
 from analysis.verdict.lines.subject import Subject, subjects
 from tests.support.cards import GPU, step_law, strong, weak
@@ -64,7 +64,7 @@ def test_strong_study_is_answered_by_strong_scaling(tmp_path: Path) -> None:
     assert "sharing a batch of 1,024" in text(card, "scales")
 
 
-def test_strong_scaling_by_accumulation_is_not_predicted_and_the_card_says_why(tmp_path: Path) -> None:
+def test_strong_scaling_by_accumulation_is_not_predicted_and_card_and_report_say_why(tmp_path: Path) -> None:
     trials = [
         fields
         for size in (1, 2, 4)
@@ -72,7 +72,9 @@ def test_strong_scaling_by_accumulation_is_not_predicted_and_the_card_says_why(t
     ]
     analysis = timed(tmp_path, trials)
     assert only_subject(analysis).scaling is not None
-    assert text(card_of(analysis), "more_gpus").endswith("that accumulate different numbers of batches")
+    reason = "no law covers steps that accumulate different numbers of batches"
+    assert text(card_of(analysis), "more_gpus").endswith(f"not predicted: {reason}")
+    assert more(analysis) == [f"No prediction: {reason}."]
 
 
 def test_emulated_interconnects_count_only_alone(tmp_path: Path) -> None:
