@@ -156,11 +156,11 @@ class _Recurrence(torch.autograd.Function):
         Takes `projected` [t, n, 5 units], whose dtype is used to compute, the weights `factor` [units, units] and
         `gates` [4 units, units], the first h and c [n, units], and what computes runs of steps.
         """
-        dtype, units = projected.dtype, len(factor)
+        dtype = projected.dtype
         factor_t, gates_t = factor.to(dtype).t(), gates.to(dtype).t()
         of_runs = []
         for run in projected.split(runs.steps or len(projected)):
-            *values, hidden, cell = runs.advance(run, factor_t, gates_t, units, hidden, cell)
+            *values, hidden, cell = runs.advance(run, factor_t, gates_t, hidden, cell)
             of_runs.append(values)
         hiddens, cells, *others = (list(values) for values in zip(*of_runs, strict=True))
         # h and c before each run are the last ones of the run before it
@@ -187,10 +187,9 @@ class _Recurrence(torch.autograd.Function):
 
         carried = torch.zeros_like(hiddens[0]), torch.zeros_like(cells[0])
         of_steps = (gradients[0], to_cell, to_gates, forget, projected[:, :, :units])
+        split = [values.split(ctx.runs.steps or len(projected)) for values in of_steps]
         of_runs = []
-        for run in list(zip(*(values.split(ctx.runs.steps or len(projected)) for values in of_steps), strict=True))[
-            ::-1
-        ]:
+        for run in list(zip(*split, strict=True))[::-1]:
             *values, from_next, cell_gradient = ctx.runs.retreat(*run, factor_t, gates_t, *carried)
             carried = from_next, cell_gradient
             of_runs.append(values)
@@ -209,7 +208,6 @@ def _advance(
     projected: torch.Tensor,
     factor_t: torch.Tensor,
     gates_t: torch.Tensor,
-    units: int,
     hidden: torch.Tensor,
     cell: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
@@ -218,6 +216,7 @@ def _advance(
     h and c start with those before the first step. Then follow W_mh h, m, the sigmoids of i, f and o, and the tanh of g
     of each step.
     """
+    units = len(factor_t)
     hiddens, factors, products, sigmoids, tanhs, cells = [hidden.to(projected.dtype)], [], [], [], [], [cell]
     for step in projected:
         factors.append(hiddens[-1] @ factor_t)
