@@ -263,11 +263,11 @@ def _shrunk(
     """Return variance, degrees and whether outlying per configuration, and the variance of its stratum."""
     counted = ~excluded
     outlying = excluded | _beyond(squares, freedom, degrees, strata, excluded, OUTLYING_P)
-    total = _summed(freedom, strata, counted)
+    total = _summed(freedom, strata, counted)  # 0 if the estimated shifts are the values of the only configuration
     prior = np.clip(_summed(degrees, strata, counted) - degrees * counted, 0.0, PRIOR_DEGREES)
     prior = np.where(outlying, 0.0, prior)
     own_degrees = np.where(freedom > 0.05 * degrees, degrees, 0.0)
-    pooled = _summed(squares, strata, counted) / np.where(total > 0, total, np.nan)
+    pooled = _summed(squares, strata, counted) / np.where(total > 0, total, np.inf)
     own = squares / np.where(own_degrees > 0, freedom, 1.0)
     with np.errstate(invalid="ignore"):
         shrunk = (np.where(prior > 0, prior * pooled, 0.0) + own_degrees * own) / (prior + own_degrees)

@@ -24,13 +24,13 @@ def epoch_time(inputs: ReportInputs) -> Reply | Missing:
     curve = curve[curve["series"] == curve["series"].iloc[0]].sort_values("batch_per_gpu")
     rows = inputs.configurations.loc[curve["configuration"].astype(int)]
     first, last = rows.iloc[0], rows.iloc[-1]
+    small, large = (number(row["batch_per_gpu"], 0) for row in (first, last))
     ratio = float(curve["sample_s"].iloc[-1] / curve["sample_s"].iloc[0])
     epochs = [inputs.epoch_s.get(index) for index in rows.index]
     seconds = (
-        f"{number(epochs[0], 2)} s at batch {first['batch_per_gpu']} and {number(epochs[-1], 2)} s at "
-        f"{last['batch_per_gpu']}, {times(ratio)}"
+        f"{number(epochs[0], 2)} s at batch {small} and {number(epochs[-1], 2)} s at {large}, {times(ratio)}"
         if epochs[0] and epochs[-1]
-        else f"{times(ratio)} at batch {last['batch_per_gpu']} compared with {first['batch_per_gpu']}"
+        else f"{times(ratio)} at batch {large} compared with {small}"
     )
     direction = "shorter" if ratio < 1 / 1.02 else "longer" if ratio > 1.02 else "neither longer nor shorter"
     text = f"It gets {direction} ({repeats(first['n'])}): an epoch on one {study_ranks(inputs)[0]} takes {seconds}"
@@ -45,10 +45,13 @@ def epoch_time(inputs: ReportInputs) -> Reply | Missing:
     if first["host_bound"] is True:
         reason = "host"
         because += (
-            f": at batch {first['batch_per_gpu']} the host needs {ms(first['step_launch_s'])} to launch a step, "
+            f": at batch {small} the host needs {ms(first['step_launch_s'])} to launch a step, "
             f"whatever its batch, and the GPU computes only {ms(first['busy_s'])} of it"
         )
-    rest = f" From batch {enough} on, a sample takes within 10\u00a0% of its least time, so larger batches gain little."
+    rest = (
+        f" From batch {number(enough, 0)} on, a sample takes within 10\u00a0% of its least time, so larger batches gain "
+        "little."
+    )
     return Reply(f"{text}, because {because}.{rest}{_end_of_memory(inputs)}", numbers, reason)
 
 
@@ -57,8 +60,8 @@ def _end_of_memory(inputs: ReportInputs) -> str:
     failed = trials[trials["status"] == "out_of_memory"]
     largest = int(inputs.configurations["batch_per_gpu"].max())
     if failed.empty:
-        return f" No batch up to {largest} ran out of memory, so the end of memory was not reached."
-    return f" Batch {int(failed['batch_per_gpu'].min())} runs out of memory."
+        return f" No batch up to {number(largest, 0)} ran out of memory, so the end of memory was not reached."
+    return f" Batch {number(failed['batch_per_gpu'].min(), 0)} runs out of memory."
 
 
 def scaling_kind(inputs: ReportInputs) -> Reply | Missing:

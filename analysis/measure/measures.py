@@ -32,7 +32,7 @@ HOST_BOUND_STEP_SHARE = 0.75
 """A step is host-bound if issuing it takes longer than its kernels, and at least this share of the plain step."""
 
 HOST_BOUND_LAUNCH_RATIO = 0.9
-"""A host that needs this share of the step's span on an idle device cannot run ahead of the device."""
+"""A host that needs this share of a step, plain or on an idle device, cannot run ahead of the device."""
 
 
 def summarise(steps: pd.DataFrame) -> dict[str, float | int | bool | None]:
@@ -64,8 +64,8 @@ def summarise(steps: pd.DataFrame) -> dict[str, float | int | bool | None]:
     device.
     host_bound: True if issuing a step takes longer than its kernels on the device, and at least 0.75 of the plain step.
     Otherwise something else takes the time, such as a slow all-reduce. If kernel time is unknown: True if issuing takes
-    at least 0.9 of the span on an idle device and 0.75 of the plain step, and most previous steps had ended. None if
-    neither was measured.
+    at least 0.75 of the plain step and 0.9 of it or of the span on an idle device, and most previous steps had ended.
+    None if neither was measured.
     peak_memory_bytes, peak_reserved_bytes: allocated, and reserved by the allocator; maximum over ranks.
     """
     row = _measure(windows(steps.assign(trial_id=""))).iloc[0] if len(steps) else pd.Series(dtype=object)
@@ -183,6 +183,7 @@ def _host_bound(measures: pd.DataFrame, launch_ratio: pd.Series) -> pd.Series:
     is_compared = issue_s.notna() & busy_s.notna() & step_s.notna()
     slower = (issue_s > busy_s) & (issue_s >= HOST_BOUND_STEP_SHARE * step_s)
     is_long = ~(issue_s < HOST_BOUND_STEP_SHARE * step_s)
-    by_ratio = (launch_ratio >= HOST_BOUND_LAUNCH_RATIO) & (done_share > 0.5) & is_long
+    share = pd.concat([launch_ratio, issue_s / step_s], axis=1).max(axis=1)
+    by_ratio = (share >= HOST_BOUND_LAUNCH_RATIO) & (done_share > 0.5) & is_long
     is_known = is_compared | (done_share.notna() & launch_ratio.notna())
     return slower.where(is_compared, by_ratio).astype(object).where(is_known, None)

@@ -100,8 +100,8 @@ def memory(analysis: Analysis) -> str | None:
             continue
         label = configuration_label(large, names, study_ranks(analysis))
         text = (
-            f"from {number(small['peak_memory_bytes'] / GIB, 1)} GiB at batch {small['batch_per_gpu']} to "
-            f"{number(large['peak_memory_bytes'] / GIB, 1)} GiB at {large['batch_per_gpu']}"
+            f"from {number(small['peak_memory_bytes'] / GIB, 1)} GiB at batch {number(small['batch_per_gpu'], 0)} to "
+            f"{number(large['peak_memory_bytes'] / GIB, 1)} GiB at {number(large['batch_per_gpu'], 0)}"
         )
         fits = ", the largest measured batch that fits" if "fits" in str(large["outcome"]) else ""
         ranges.append(f"{text}{fits}{f' ({label})' if label else ''}")

@@ -80,6 +80,10 @@ def _is_within(row: dict[str, Any]) -> bool:
     return bool(low <= row["step_s"]["4"] <= high)
 
 
+LATER_NAIVE = next(name for name in summary("prediction-later") if name.startswith("error / naive error"))
+LATER, LATER_REFUSED = (
+    [row for row in samples("prediction-later") if row["host_bound"] is refused] for refused in (False, True)
+)
 OUTSIDE = [row for row in samples("prediction") if not _is_within(row)]
 REAL_LINK = [row for row in _series(host_bound=False) if row["fields"].get("interconnect", "auto") == "auto"]
 HOST_BOUND = _series(host_bound=True)
@@ -203,6 +207,29 @@ PREDICTION: Entries = [
     ),
     says("the naive estimate's is {} %", 100 * figure("blind-mlstm", "mean absolute error of the naive estimate")),
     says("{} % too slow, within its interval. That of the larger one is off by {} %", *(100 * v for v in MLSTM_SERIES)),
+    says(
+        "`benchmarks/results/prediction-later`, {} series\nof seven studies",
+        number(len(samples("prediction-later"))),
+    ),
+    stated("(five of the blind test among them)", "a count of the blind test's series"),
+    says(
+        "Of the {} that are not host-bound, the mean error is {} %,\nthe largest {} %",
+        *(number(value) for value in (len(LATER), fmean(_errors(LATER)), _errors(LATER)[-1])),
+    ),
+    says("The {} others are refused", number(len(LATER_REFUSED))),
+    says(
+        "all three goals are missed: a mean\nerror of {} % (goal: {} %), the largest {} % (goal: {} %)",
+        *(
+            100 * value("prediction-later", name)
+            for name in ("mean absolute error", "largest error")
+            for value in (figure, goal)
+        ),
+    ),
+    says(
+        "and {} of the naive error if the efficiency is low, which misses its goal of {}.",
+        *(value("prediction-later", LATER_NAIVE) for value in (figure, goal)),
+    ),
+    stated("took\n0.9 of its span on an idle device, and now also if it takes 0.9 of the plain step", "a rule"),
     shows(
         "prediction-laws",
         ("case", "mean error", "high / low", "true step, new run within"),

@@ -254,6 +254,18 @@ def test_without_kernel_times_host_bound_requires_issuing_for_most_of_the_plain_
     assert summarise(frame)["host_bound"] is host_bound
 
 
+@pytest.mark.parametrize(("share", "host_bound"), [(0.92, True), (0.88, False)])
+def test_without_kernel_times_launching_for_nearly_the_plain_step_is_host_bound(share: float, host_bound: bool) -> None:
+    """Replicas in threads of one process leave a long end of the span on an idle device, yet the host is busy."""
+    [trial] = grid(GPU)
+    frame = steps(trial, 0.1, launch_ratio=0.7, previous_done=1.0)
+    frame = frame[~frame["window"].isin(["busy", "transfer_synced"])]
+    issue_s = summarise(frame)["step_launch_s"]
+    assert issue_s is not None
+    frame.loc[frame["window"] == "plain", "window_s"] *= issue_s / share / 0.1
+    assert summarise(frame)["host_bound"] is host_bound
+
+
 def test_a_done_trial_without_throughput_is_reported(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "r")
     complete, broken = grid(GPU, repeat=[0, 1])

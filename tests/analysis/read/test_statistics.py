@@ -167,6 +167,22 @@ def test_about_one_configuration_in_a_hundred_is_outlying_by_chance() -> None:
     assert 0.8 * OUTLYING_P <= share <= 1.3 * OUTLYING_P
 
 
+@pytest.mark.parametrize("strata", [(False, False, True), (None, False, True)])
+def test_a_quiet_configuration_that_spreads_like_no_other_takes_no_interval_from_the_others(
+    strata: tuple[bool | None, ...],
+) -> None:
+    """Its values are then the estimated shifts of the groups."""
+    centred = [[-0.0103, -0.0035, 0.0138], [0.0163, 0.0171, -0.0334], [0.0008, -0.0020, 0.0012]]
+    frame = study(np.array(centred))
+    frame["host_bound"] = frame["c"].map(dict(enumerate(strata)))
+    found = log_estimates(frame, "c", "value", stratum="host_bound")
+    widths = np.log(intervals(found)["high"] / intervals(found)["low"])
+    assert np.isfinite(widths).all()
+    assert widths[2] < widths[:2].min()
+    of_last = ratios(found.loc[:1], found.loc[[2, 2]].set_axis([0, 1]))
+    assert (of_last["low"] < 1).all() and (of_last["high"] > 1).all()
+
+
 def test_strata_have_variances_of_their_own(noise: np.ndarray) -> None:
     logs = np.vstack([noise, 10 * noise[:6] - 9 * noise[:6].mean(axis=0)])
     frame = study(logs)
