@@ -49,8 +49,8 @@ def epoch_time(inputs: ReportInputs) -> Reply | Missing:
             f"whatever its batch, and the GPU computes only {ms(first['busy_s'])} of it"
         )
     rest = (
-        f" From batch {number(enough, 0)} on, a sample takes within 10\u00a0% of its least time, so larger batches gain "
-        "little."
+        f" From batch {number(enough, 0)} on, a sample takes within 10\u00a0% of its least time, so larger batches "
+        "gain little."
     )
     return Reply(f"{text}, because {because}.{rest}{_end_of_memory(inputs)}", numbers, reason)
 

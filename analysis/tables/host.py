@@ -10,8 +10,8 @@ from analysis.text import PHASE_LABELS
 
 _WITHOUT_KERNEL_TIME = (
     " If kernel times were not measured, yes: launching takes at least "
-    f"{HOST_BOUND_LAUNCH_RATIO:g} of the step, and without synchronization the GPU is idle at the end of more than half "
-    "of the steps."
+    f"{HOST_BOUND_LAUNCH_RATIO:g} of the step, and without synchronization the GPU is idle at the end of more than "
+    "half of the steps."
 )
 
 _COPY_SETTINGS = {
