@@ -201,6 +201,8 @@ def run(configuration: Configuration, command: str, quiet: bool, strict: bool = 
                 interrupted = _measure(prepared, store, cluster, quiet)
                 if interrupted:
                     leave_if_servers_died(cluster, command)
+            if not interrupted:
+                process.collect_evidence(prepared.study.evidence, store)
         except KeyboardInterrupt:
             if prepared is None or store is None:
                 raise

@@ -5,13 +5,15 @@ import json
 import math
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from study.errors import INTERNAL, INTERRUPTED, NO_CLUSTER, OUTPUT_CLOSED, USAGE, lines_of
 from study.orchestrate.processes.guard import end_with_parent
@@ -19,6 +21,9 @@ from study.orchestrate.processes.output import ray_output_in
 from study.store.redaction import redacted, redacted_line, redacted_log
 from trainables.messages import type_and_line
 from trainables.scratch import new_log
+
+if TYPE_CHECKING:
+    from study.store.store import Store
 
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals of a batch system that ends a job, of a terminal that closes, and of Ctrl-\\."""
@@ -245,6 +250,25 @@ def supervised(command: Callable[[Sequence[str]], int], arguments: Sequence[str]
         os.kill(parent, os.WTERMSIG(status))
     with standard_streams():
         return _end_for_child(facts, status, asked_to_end.is_set())
+
+
+def collect_evidence(command: Sequence[str], store: "Store") -> None:
+    """Run the module that measures what no trial of a study gives, and store its numbers, see `Study.evidence`.
+
+    Does nothing without a module, or if the results have the numbers. Without them the report says what is missing.
+    """
+    if not command or "evidence" in store.study():
+        return
+    print("collecting evidence that no trial gives, on CPU ranks of this host", file=sys.stderr)
+    module, *options = command
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "evidence.json")
+        started = [sys.executable, "-m", module, str(file), *options]
+        done = subprocess.run(started, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return store.set_entry("evidence", json.loads(file.read_text()))
+    reason = redacted_line((done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1])
+    print(f"warning: no evidence: {reason}; run the same command again", file=sys.stderr)
 
 
 def tell_parent(**facts: Any) -> None:

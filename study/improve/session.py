@@ -75,11 +75,11 @@ class Session:
         if not found.rounds or evidence is None:
             return
         record = record_of(self.settings, found, evidence, self.observer.tokens_per_sample)
-        store.set_improvement(record)
+        store.set_entry("improve", record)
         if self.asked.directory and found.chosen is not None:
             improved = Store.at(self.asked.directory)
             if not improved.is_packed:
-                improved.set_improvement(record | {"measured_in": configuration.out})
+                improved.set_entry("improve", record | {"measured_in": configuration.out})
 
 
 def improve(asked: Request, command: str, *, quiet: bool, strict: bool, as_json: bool) -> int:

@@ -42,7 +42,7 @@ from study.store.redaction import encodable, redacted
 from study.store.result import TrialResult, files_of, json_bytes
 from study.store.tables import MIN_PARQUET_BYTES, has_parquet_footer
 
-KEPT_ENTRIES = ("notes", "improve")
+KEPT_ENTRIES = ("notes", "improve", "evidence")
 """Entries of study.json that stay if the study runs again."""
 
 
@@ -132,10 +132,10 @@ class Store:
                 raise StoreError(f"{out} is not a results folder: it has no study.json; {fix}")
         return store
 
-    def set_improvement(self, record: Mapping[str, Any]) -> None:
-        """Write the outcome of `improve` into study.json."""
+    def set_entry(self, name: str, record: Mapping[str, Any]) -> None:
+        """Write the outcome of `improve`, or the evidence of a study, into study.json."""
         with store_errors(f"{self.out} cannot be used"):
-            self.replace_file("study.json", json_bytes(redacted(self.study() | {"improve": dict(record)})))
+            self.replace_file("study.json", json_bytes(redacted(self.study() | {name: dict(record)})))
 
     def study(self) -> dict[str, Any]:
         """Return the content of study.json."""

@@ -241,7 +241,9 @@ def hpml_lab4(capacity: Capacity) -> Study:
         "weight_decay": 0.0,
         "epoch_steps": on_gpus,
     }
-    if not on_gpus:
+    if on_gpus:
+        base |= {"window_limit_s": GPU_WINDOW["window_limit_s"]}  # for the largest batches, whose steps take seconds
+    else:
         base |= {"warmup_steps": 2, "steps": 3, "prefetch_batches": 1, "communication_steps": 1, "sweep_bytes": 2**20}
     trainings = {f"epoch 5, {name}": trial for name, trial in fifth_epoch(capacity).combinations()}
     return Study(
@@ -260,6 +262,7 @@ def hpml_lab4(capacity: Capacity) -> Study:
         cases={"timed": {}},  # so that --case timed leaves the trainings out
         extra_trials=trainings if on_gpus else {},  # CPU ranks would train longer than they measure
         extra_follow=("dataset", "data_dir"),
+        evidence=("study.studies.lab_evidence", *("--steps", "40", "--seeds", "2" if on_gpus else "1")),
         report=asked("hpml-lab4") | {"documents": ["lab4"], "report_epoch": 5} | small_form(on_gpus),
     )
 

@@ -51,6 +51,8 @@ class Study:
     """Complete, named trials outside the grid. They are not crossed with the axes, and overrides do not change them."""
     extra_follow: tuple[str, ...] = ()
     """Fields whose overrides change the extra trials too, such as the data set."""
+    evidence: tuple[str, ...] = ()
+    """A module and its options. Called with a file after the trials, it writes numbers that no trial gives as JSON."""
     report: Mapping[str, Any] = field(default_factory=dict)
     """Entries of study.json for the report, such as report_epoch (see `analysis.read.study_record.StudyRecord`)."""
 
@@ -85,7 +87,7 @@ class Study:
         )
 
     def only(self, names: Sequence[str]) -> "Study":
-        """Return this study with some of its cases and no extra trials; without names, all of it.
+        """Return this study with some of its cases, no extra trials and no evidence; without names, all of it.
 
         Raises ConfigurationError for an unknown name.
         """
@@ -95,7 +97,7 @@ class Study:
             cases = f"its cases are {', '.join(map(repr, self.cases))}" if self.cases else "leave --case out"
             raise ConfigurationError(f"--case: {unknown[0]!r} is no case of the study {self.name!r}; {cases}")
         chosen = {name: fields for name, fields in self.cases.items() if name in names}
-        return dataclasses.replace(self, cases=chosen, extra_trials={})
+        return dataclasses.replace(self, cases=chosen, extra_trials={}, evidence=())
 
     def combinations(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield case name and fields of every combination once, without repeats, then the extra trials."""

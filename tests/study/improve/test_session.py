@@ -148,7 +148,7 @@ def test_the_study_that_was_improved_gives_the_measured_advice(finished: Path, t
     folder = tmp_path / "study"
     run_search(session_in(folder), most_rounds=1)
     store = Store.at(str(folder))
-    store.set_improvement(Store.at(str(finished)).study()["improve"] | {"measured_in": str(finished)})
+    store.set_entry("improve", Store.at(str(finished)).study()["improve"] | {"measured_in": str(finished)})
     card = card_at(folder)
     assert card.form == "one_size"
     advice = measured_advice(improvement_of(folder))
