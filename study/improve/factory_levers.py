@@ -36,6 +36,11 @@ def _graph(trial: Trial) -> Mapping[str, Any] | None:
     return {"execution": {"eager": "graph", "compile": "compile_graph"}.get(trial.execution, trial.execution)}
 
 
+def _fp8(trial: Trial) -> Mapping[str, Any] | None:
+    is_text = not trial.workload and MODELS[trial.model].reads != "images"  # linear layers take most of the time
+    return {"precision": "fp8"} if is_text and trial.precision == "bf16" else None
+
+
 def _channels_last(trial: Trial) -> Mapping[str, Any] | None:
     is_dense = not trial.workload and (MODELS[trial.model].reads != "images" or trial.model == "mlp")
     return None if is_dense else {"memory_format": "channels_last"}
@@ -211,6 +216,7 @@ _SINGLE: tuple[Lever, ...] = (
     ),
     Lever("rewritten stem", ("compute",), "order", _on_gpu(_stem)),
     Lever(f"batch {BATCH_FACTOR}x", LARGER_BATCH_PARTS, "arithmetic", _larger_batch, _RATE),
+    Lever("fp8", ("compute",), "arithmetic", _on_gpu(_fp8), _HALF),
     Lever(
         "selective checkpointing, batch 2x", LARGER_BATCH_PARTS, "arithmetic",
         _checkpointed_batch("selective"), _RATE, if_no_memory_for="batch 2x",

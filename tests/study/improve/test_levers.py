@@ -21,6 +21,7 @@ from study.improve.record import usage
 from study.improve.rounds import Settings, timed_steps
 from study.improve.start import WINDOW_LIMIT_S, request, seconds_of, settings_for
 from tests.support.improving import CPU_NODE, GPU_NODE, NAIVE, naive_law
+from trainables import rules
 from trainables.trial import Trial
 
 BY_NAME = {lever.name: lever for lever in (*LEVERS, *OWN_CODE_LEVERS)}
@@ -46,6 +47,8 @@ CHANGES: list[tuple[str, dict[str, Any], dict[str, Any] | None]] = [
     ("bf16", NAIVE, {"precision": "bf16"}),
     ("bf16", NAIVE | {"precision": "fp16"}, None),
     ("tf32", NAIVE, {"precision": "tf32"}),
+    ("fp8", NAIVE | {"precision": "bf16"}, None),
+    ("fp8", GPT2, None),
     ("channels_last", NAIVE, {"memory_format": "channels_last"}),
     ("channels_last", {"model": "transformer", "dataset": "text_sample", "device": "cuda"}, None),
     ("compile", NAIVE, {"execution": "compile"}),
@@ -116,6 +119,16 @@ def test_a_lever_changes_its_fields_where_it_applies(
     trial = Trial(**fields)
     changed = BY_NAME[name].applied(trial, GPUS)
     assert (None if changed is None else changed_fields(trial, changed)) == change
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_linear_layers_of_a_text_model_in_bf16_may_compute_in_fp8_where_torchao_is_installed(
+    is_installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "_has_package", lambda trial: is_installed)
+    trial = Trial(**GPT2 | {"precision": "bf16"})
+    changed = BY_NAME["fp8"].applied(trial, GPUS)
+    assert (changed is not None and changed.precision == "fp8") == is_installed
 
 
 def test_levers_of_cpu_ranks_use_the_cores_that_the_host_has() -> None:
