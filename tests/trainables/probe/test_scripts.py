@@ -7,7 +7,7 @@ import pytest
 from tests.trainables.probe.runs import SHORT, median, rows, run_on
 from trainables.probe.job import ScriptOutput
 
-DELAY_S = 0.04
+DELAY_S = 0.1
 
 
 @pytest.fixture(scope="module")
