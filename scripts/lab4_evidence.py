@@ -6,13 +6,13 @@
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 import torch
 
+from study.store.store import Store
 from study.studies.lab_evidence import BATCH, COUNTED_STEPS, EPOCHS, RANKS, Evidence, collect
 from trainables.build import build_workload
 from trainables.trial import Trial
@@ -28,9 +28,7 @@ def main() -> None:
     found = collect(options.steps, options.seeds)
     options.destination.write_text(page(found, options.steps))
     if options.results:
-        file = options.results / "study.json"
-        study = json.loads(file.read_text()) | {"evidence": found.numbers()}
-        file.write_text(json.dumps(study, indent=1) + "\n")
+        Store.at(str(options.results)).set_entry("evidence", found.numbers())
 
 
 def page(found: Evidence, steps: int) -> str:
