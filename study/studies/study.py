@@ -8,6 +8,7 @@ from typing import Any
 
 from study.capacity import Capacity
 from study.errors import ConfigurationError
+from trainables.registry import MODELS
 
 Fields = Mapping[str, Any]
 """Values of a trial's fields, by name, plus optionally the names in `PLAN_ONLY_FIELDS`."""
@@ -60,7 +61,7 @@ class Study:
         """Return this study with other values on some axes.
 
         The batch is either per GPU or global: overriding one removes the other. A user's workload replaces model and
-        data of the study.
+        data of the study. A model with a sequence length of its own does not take that of the study.
         """
         removed = set(axes)
         if _BATCH_FIELDS & set(axes):
@@ -73,10 +74,13 @@ class Study:
         def remaining(fields: Fields) -> Fields:
             return {name: value for name, value in fields.items() if name not in removed}
 
+        base = dict(remaining(self.base))
+        if any(MODELS[name].sequence_length for name in axes.get("model", ()) if name in MODELS):
+            base.pop("sequence_length", None)
         reordered = {name: axes.get(name, v) for name, v in self.axes.items() if name in axes or name not in removed}
         return dataclasses.replace(
             self,
-            base=remaining(self.base),
+            base=base,
             axes=reordered | dict(axes),
             repeats=repeats or self.repeats,
             cases={case: remaining(fields) for case, fields in self.cases.items()},

@@ -1,6 +1,7 @@
 """Each named study is a complete grid that fits its machine."""
 
 import sys
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_every_trial_of_a_named_study_is_valid_or_has_a_reason_why_it_cannot_run
 
 
 def test_everything_can_run_on_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainables.rules._has_package", lambda trial: True)  # torchao is optional
+    monkeypatch.setattr("trainables.rules._installed", lambda package: True)  # torchao is optional
     host = [NodeCapacity("a", "10.0.0.1", cpus=32, gpus=2)]
     rows = plan_trials(STUDIES["everything"](host), host)
     assert {row.status for row in rows} == {"pending"}
@@ -190,6 +191,20 @@ def test_the_default_study_is_estimated_to_take_at_most_four_minutes_on_two_core
     two_gpus = [NodeCapacity("a", "10.0.0.1", cpus=32, gpus=2)]
     for host, minutes in ((CPU_HOST, 4), (two_gpus, 8)):
         assert estimate(plan_trials(STUDIES["default"](host), host), [], None).duration_s < 60 * minutes
+
+
+@pytest.mark.parametrize(
+    ("axes", "length"),
+    [
+        ({"model": ("gpt2",)}, 1024),
+        ({"model": ("gpt2",), "sequence_length": (512,)}, 512),
+        ({"model": ("transformer",)}, 256),
+    ],
+)
+def test_a_model_has_its_own_sequence_length_unless_one_is_given(axes: dict[str, Any], length: int) -> None:
+    study = STUDIES["default"](GPU_HOST).with_overrides(axes)
+    rows = plan_trials(study, GPU_HOST)
+    assert {row.trial.sequence_length for row in rows if row.trial} == {length}
 
 
 def test_a_workload_replaces_the_models_of_a_study() -> None:
