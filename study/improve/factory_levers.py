@@ -16,6 +16,9 @@ LARGER_BATCH_PARTS = ("host", *COMMUNICATION, "idle")
 FIRST_BUCKET_MB = 1.0
 """DDP's own size of the first bucket if it is given none for the others (`_DEFAULT_FIRST_BUCKET_BYTES` in torch)"""
 
+FP8_REMAINS = 0.5
+"""A product takes half as long in fp8 as in bf16 (NVIDIA's data sheets of L40S, H100, H200 and B200), a copy too."""
+
 _COPIES_SLOWLY = "the step must not depend on values that Python reads from the device"
 
 
@@ -216,7 +219,7 @@ _SINGLE: tuple[Lever, ...] = (
     ),
     Lever("rewritten stem", ("compute",), "order", _on_gpu(_stem)),
     Lever(f"batch {BATCH_FACTOR}x", LARGER_BATCH_PARTS, "arithmetic", _larger_batch, _RATE),
-    Lever("fp8", ("compute",), "arithmetic", _on_gpu(_fp8), _HALF),
+    Lever("fp8", ("compute",), "arithmetic", _on_gpu(_fp8), _HALF, remains=FP8_REMAINS),
     Lever(
         "selective checkpointing, batch 2x", LARGER_BATCH_PARTS, "arithmetic",
         _checkpointed_batch("selective"), _RATE, if_no_memory_for="batch 2x",
@@ -273,7 +276,8 @@ def _usual(effect: Effect) -> Lever:
 
     name = "usual settings" if effect == "arithmetic" else "usual settings, same arithmetic"
     note = f"as far as they apply: {', '.join(names)}"
-    return Lever(name, ("load", "transfer", "compute", "host"), effect, change, note, is_first=True)
+    acts_on = tuple(dict.fromkeys(part for lever in parts for part in lever.parts))
+    return Lever(name, acts_on, effect, change, note, is_first=True, members=tuple(parts))
 
 
 LEVERS: tuple[Lever, ...] = (_usual("arithmetic"), _usual("order"), *_SINGLE)

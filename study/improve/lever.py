@@ -45,6 +45,8 @@ class Lever:
     parts: the regions of a step (`analysis.compare.bottleneck.REGIONS`) that it can shrink; empty if unknown. note:
     what else a user should do or know. is_first: it is tried before others, in a round of its own, because it moves the
     bottleneck. if_no_memory_for: name of another lever; this one is tried only after that one ran out of memory.
+    members: the levers that it applies together, as far as they apply. remains: the share of the parts that it cannot
+    remove.
     """
 
     name: str
@@ -54,6 +56,8 @@ class Lever:
     note: str = ""
     is_first: bool = False
     if_no_memory_for: str = ""
+    members: tuple["Lever", ...] = ()
+    remains: float = 0.0
 
     def applied(self, trial: Trial, machine: Machine) -> Trial | None:
         """Return the changed trial. None if the lever does not apply, or the result is not valid or does not fit."""
@@ -68,16 +72,19 @@ class Lever:
             return None
         return changed
 
-    def bound(self, shares: Mapping[str, float]) -> float | None:
-        """Return the largest possible speed-up: that of a step without the parts it concerns. None if unknown.
+    def bound(self, shares: Mapping[str, float], trial: Trial, machine: Machine) -> float | None:
+        """Return the largest possible speed-up of a trial: that of a step without the parts it concerns.
 
-        Communication that was not measured is part of compute. Infinite if the parts take the entire step.
+        None if unknown. Communication that was not measured is part of compute. Infinite if the parts take the entire
+        step.
         """
+        acting = [lever for lever in self.members if lever.applied(trial, machine)] or [self]
         known = {name: share for name, share in shares.items() if not math.isnan(share)}
-        parts = {name if name in known else "compute" for name in self.parts}
+        parts = {name if name in known else "compute" for lever in acting for name in lever.parts}
         if not parts & known.keys():
             return None
-        return largest_gain(min(1.0, sum(known[name] for name in parts if name in known)))
+        removed = sum(known[name] for name in parts if name in known)
+        return largest_gain(min(1.0, removed) * (1 - self.remains))
 
 
 def changed_fields(before: Trial, after: Trial) -> dict[str, Any]:

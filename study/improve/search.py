@@ -144,20 +144,26 @@ def _candidates(settings: Settings, evidence: Evidence, found: Search) -> list[t
     """
     shares, bottleneck = _shares(settings, evidence, found)
     no_memory_for = {"", *(a.lever for a in found.attempts if a.status == "out_of_memory")}
+    before = settings.trial(found.best)
+    assert before is not None
+    known = [settings.trial((*a.onto, a.lever)) for a in found.attempts if a.onto == found.best]
     candidates = []
     for name, lever in settings.levers.items():
+        after = settings.trial((*found.best, name))
         if (
             name in found.best
             or lever.if_no_memory_for not in no_memory_for
-            or not _applies(settings, found.best, name)
+            or after is None
+            or after in known  # another lever does the same here
             or not _may_try(settings, found, name, bottleneck)
         ):
             continue
-        bound = lever.bound(shares)
+        bound = lever.bound(shares, before, settings.machine)
         if settings.is_training and lever.effect == "arithmetic":
             bound = None  # it also changes how many steps the training takes
         if bound is None or bound >= LEAST_BOUND:
             candidates.append((name, bound))
+            known.append(after)
     tried = {a.lever for a in found.attempts}
 
     def order(candidate: tuple[str, float | None]) -> tuple[int, float, bool]:

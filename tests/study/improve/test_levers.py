@@ -125,7 +125,7 @@ def test_a_lever_changes_its_fields_where_it_applies(
 def test_linear_layers_of_a_text_model_in_bf16_may_compute_in_fp8_where_torchao_is_installed(
     is_installed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rules, "_has_package", lambda trial: is_installed)
+    monkeypatch.setattr(rules, "_installed", lambda package: is_installed or not package)
     trial = Trial(**GPT2 | {"precision": "bf16"})
     changed = BY_NAME["fp8"].applied(trial, GPUS)
     assert (changed is not None and changed.precision == "fp8") == is_installed
@@ -149,7 +149,7 @@ def test_a_bound_is_the_speed_up_without_the_parts_and_grows_with_them(values: l
     total = sum(values) or 1.0
     shares = {name: value / total for name, value in zip(REGIONS, values, strict=True)}
     one, two = (
-        Lever("x", parts, "order", lambda trial, machine: None).bound(shares)
+        Lever("x", parts, "order", lambda trial, machine: None).bound(shares, Trial(), CPUS)
         for parts in (("load",), ("load", "transfer"))
     )
     assert one is not None and two is not None
@@ -160,8 +160,16 @@ def test_a_bound_is_the_speed_up_without_the_parts_and_grows_with_them(values: l
 
 def test_unmeasured_communication_is_bounded_by_compute_that_contains_it() -> None:
     shares = SHARES | {"wire": math.nan}
-    assert BY_NAME["buckets 4x"].bound(shares) == pytest.approx(1 / 0.6)
-    assert BY_NAME["buckets 4x"].bound({}) is None
+    two = Trial(**TWO_GPUS)
+    assert BY_NAME["buckets 4x"].bound(shares, two, GPUS) == pytest.approx(1 / 0.6)
+    assert BY_NAME["buckets 4x"].bound({}, two, GPUS) is None
+
+
+def test_usual_settings_are_bounded_by_those_that_apply_and_fp8_by_half_of_the_computation() -> None:
+    text = Trial(**GPT2 | {"precision": "bf16"})
+    assert BY_NAME["usual settings"].bound(SHARES, text, GPUS) == pytest.approx(1 / (1 - 0.6))
+    assert BY_NAME["usual settings"].bound(SHARES, Trial(**NAIVE), GPUS) == math.inf
+    assert BY_NAME["fp8"].bound(SHARES, text, GPUS) == pytest.approx(1 / (1 - 0.2))
 
 
 def test_bounds_hold_in_the_law_of_the_step() -> None:
@@ -171,7 +179,7 @@ def test_bounds_hold_in_the_law_of_the_step() -> None:
     for name in ("loader workers, up to 8", "bf16", "compile", "pinned memory", "copy ahead", "CUDA graph"):
         changed = BY_NAME[name].applied(trial, GPUS)
         assert changed is not None
-        bound = BY_NAME[name].bound(shares)
+        bound = BY_NAME[name].bound(shares, trial, GPUS)
         assert bound is not None
         assert sum(parts.values()) / sum(naive_law(changed).values()) <= bound * (1 + 1e-12)
 

@@ -102,6 +102,13 @@ def test_settings_that_only_gain_together_are_tried_together_first() -> None:
     assert found.final.value == pytest.approx(2.5, rel=0.03)
 
 
+def test_levers_that_make_the_same_change_are_tried_once_per_configuration() -> None:
+    """On a baseline in bf16, the usual settings keep the arithmetic."""
+    levers = named("usual settings", "usual settings, same arithmetic", "tf32")
+    found = SimulatedTraining().search(settings_of(levers, base=NAIVE | {"precision": "bf16"}))
+    assert [attempt.lever for attempt in found.attempts] == ["usual settings"]
+
+
 def test_a_large_gain_is_kept_although_two_groups_differ() -> None:
     """Usual settings gave ResNet-50 on one H100 3.95 [2.62, 5.96] in two groups; the corrected interval held 1."""
     levers = [*named("bf16", "loader workers, up to 8", "usual settings"), *NULL_LEVERS]
