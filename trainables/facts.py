@@ -100,6 +100,8 @@ class StrategyFacts(Facts):
     """each rank holds a part of the weights (torch's fully_shard)"""
     traced: bool = False
     """it communicates not only in DDP's buckets, so that a profiler trace gives its communication breakdown"""
+    package: str = ""
+    """optional package that it needs"""
 
 
 @dataclass(frozen=True)

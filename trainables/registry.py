@@ -146,6 +146,9 @@ PARALLEL: Mapping[str, StrategyFacts] = {
     "ddp_fp16": StrategyFacts("trainables.step.parallel:ddp_fp16", True, _DDP, sent_as="float16"),
     "ddp_bf16": StrategyFacts("trainables.step.parallel:ddp_bf16", True, _DDP, sent_as="bfloat16"),
     "ddp_delayed": StrategyFacts("trainables.step.parallel:ddp_delayed", options=_BUCKETS),
+    "horovod": StrategyFacts(
+        "trainables.step.horovod:horovod", options=("bucket_mb",), capturable=False, package="horovod"
+    ),
     "zero1": StrategyFacts("trainables.step.parallel:zero1", True, _DDP, traced=True, capturable=False),
     "fsdp2": StrategyFacts(
         "trainables.step.parallel:fsdp2", sharded=True, traced=True, full_weights=False, capturable=False

@@ -57,8 +57,7 @@ def has_cpp_compiler() -> bool:
     return shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")) is not None
 
 
-def _has_package(trial: TrialFields) -> bool:
-    package = PRECISIONS[trial.precision].package
+def _installed(package: str) -> bool:
     return not package or importlib.util.find_spec(package) is not None
 
 
@@ -316,9 +315,15 @@ _INFEASIBLE: tuple[Rule, ...] = (
     ),
     Rule(
         ("precision",),
-        lambda trial: not _has_package(trial),
+        lambda trial: not _installed(PRECISIONS[trial.precision].package),
         "precision {precision!r} requires torchao, which is not installed; fix: pip install torchao (extra "
         "{precision!r})",
+    ),
+    Rule(
+        ("parallel",),
+        lambda trial: not _installed(PARALLEL[trial.parallel].package),
+        "parallel {parallel!r} requires Horovod, which is not installed; fix: python -m scripts.build_horovod, which "
+        "compiles it for the installed torch",
     ),
     Rule(
         ("parallel", "device"),

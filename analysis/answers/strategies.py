@@ -13,6 +13,7 @@ from analysis.text import GIB, join, number
 _Fields = Mapping[str, object]
 _WAYS: Mapping[str, tuple[str, _Fields, _Fields]] = {
     "delayed": ("one all-reduce after the backward pass", {"parallel": "ddp_delayed"}, {"parallel": "ddp"}),
+    "horovod": ("Horovod", {"parallel": "horovod"}, {"parallel": "ddp"}),
     "sync_batch_norm": (
         "DDP with synchronised batch normalisation",
         {"parallel": "ddp", "sync_batch_norm": True},

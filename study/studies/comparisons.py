@@ -83,6 +83,7 @@ def averaging(capacity: Capacity) -> Study:
     cases: dict[str, dict[str, Any]] = {
         "DDP": {"parallel": "ddp"},
         "DDP, one all-reduce after the backward pass": {"parallel": "ddp_delayed"},
+        "Horovod": {"parallel": "horovod"},
     }
     if on_gpus:
         cases["DDP, synchronised batch normalisation"] = {"parallel": "ddp", "sync_batch_norm": True}
@@ -90,8 +91,8 @@ def averaging(capacity: Capacity) -> Study:
     return Study(
         name="averaging",
         question=(
-            "With a fixed global batch, what do DDP, an all-reduce after the backward pass, synchronised batch "
-            "normalisation and DataParallel cost on more and more GPUs?"
+            "With a fixed global batch, what do DDP, an all-reduce after the backward pass, Horovod, synchronised "
+            "batch normalisation and DataParallel cost on more and more GPUs?"
         ),
         base=base | {"global_batch": 256 if on_gpus else 8},
         axes={"world_size": tuple(size for size in world_sizes(capacity) if size <= _on_one_node(capacity))},

@@ -410,6 +410,14 @@ def test_fp8_is_infeasible_without_its_package(monkeypatch: pytest.MonkeyPatch, 
     assert "requires GPUs" in str(unmet_requirement(Trial(precision="fp8")))
 
 
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_horovod_is_infeasible_unless_it_is_installed(monkeypatch: pytest.MonkeyPatch, is_installed: bool) -> None:
+    installed = {"horovod": is_installed}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if installed.get(name, True) else None)
+    reason = unmet_requirement(Trial(parallel="horovod", world_size=2))
+    assert reason is None if is_installed else "scripts.build_horovod" in str(reason)
+
+
 def test_data_parallel_is_infeasible_for_models_that_carry_state() -> None:
     fields = {"parallel": "dp", "device": "cuda"}
     assert "'mlstm64'" in (unmet_requirement(Trial.model_construct(model="mlstm64", **fields)) or "")  # type: ignore[arg-type]

@@ -250,7 +250,9 @@ def rank_context(trial: Trial, setup: RankSetup) -> Iterator[RankContext]:
     about unused parameters is raised as a WorkloadError that names the field to set.
     """
     precision: Precision = load(PRECISIONS[trial.precision])
-    with settings_for(trial, precision), stream_for(trial, setup.device):
+    strategy: Strategy = load(PARALLEL[trial.parallel])
+    session = strategy.session(trial, setup.control or setup.group)
+    with settings_for(trial, precision), stream_for(trial, setup.device), session:
         try:
             # a local variable would keep the memory alive until the process is restored
             yield build_context(trial, setup)

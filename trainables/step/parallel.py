@@ -56,6 +56,7 @@ class Strategy:
     optimizer: creates the optimizer, as `replicated_optimizer` does.
     unsynchronised: context in which gradients are not averaged.
     reduce: (model, group, trial), communication after the backward pass.
+    session: context of the complete trial. Collective.
     buckets: the wrapper is DistributedDataParallel, which reduces gradients in buckets during the backward pass.
     gradient_type: dtype in which the buckets are sent; None: unchanged.
     """
@@ -65,6 +66,7 @@ class Strategy:
     optimizer: Callable[[MakeOptimizer, list[nn.Parameter], Group], torch.optim.Optimizer] = replicated_optimizer
     unsynchronised: Callable[[nn.Module], AbstractContextManager[Any]] = nullcontext
     reduce: Callable[[nn.Module, Group, Trial], None] | None = None
+    session: Callable[[Trial, Group], AbstractContextManager[Any]] = lambda trial, group: nullcontext()
     buckets: bool = False
     gradient_type: torch.dtype | None = None
 
@@ -97,7 +99,7 @@ def _ddp(model: nn.Module, trial: Trial, group: Group) -> nn.Module:
         _require_bucket_sizes()
         sizes["bucket_cap_mb_list"] = [trial.first_bucket_mb, trial.bucket_mb]  # the last one is that of all others
     wrapped = DistributedDataParallel(
-        _with_sync_batch_norm(model, trial, group),
+        with_sync_batch_norm(model, trial, group),
         device_ids=[device] if device.type == "cuda" else None,
         process_group=group,
         **sizes,
@@ -115,7 +117,8 @@ def _require_bucket_sizes() -> None:
         raise ValueError(f"first_bucket_mb requires a newer torch than {torch.__version__}; omit first_bucket_mb")
 
 
-def _with_sync_batch_norm(model: nn.Module, trial: Trial, group: Group) -> nn.Module:
+def with_sync_batch_norm(model: nn.Module, trial: Trial, group: Group) -> nn.Module:
+    """Return the model, with synchronised batch normalisation if the trial asks for it."""
     return nn.SyncBatchNorm.convert_sync_batchnorm(model, group) if trial.sync_batch_norm else model
 
 
@@ -124,7 +127,7 @@ class Delayed(nn.Module):
 
     def __init__(self, model: nn.Module, trial: Trial, group: Group):
         super().__init__()
-        self.module = _with_sync_batch_norm(model, trial, group)
+        self.module = with_sync_batch_norm(model, trial, group)
         self.group = group
         self.broadcast_buffers = trial.broadcast_buffers
         broadcast_from_rank0([*self.module.parameters(), *self.module.buffers()], group)
@@ -238,7 +241,7 @@ def _sharded_over(mesh: DeviceMesh, model: nn.Module, trial: Trial, group: Group
     """Shard the model. Each child of a Sequential or ModuleList is gathered separately, the rest with the root."""
     tensors = [*model.parameters(), *model.buffers()]
     broadcast_from_rank0([tensor.data for tensor in tensors], group)
-    model = _with_sync_batch_norm(model, trial, group)
+    model = with_sync_batch_norm(model, trial, group)
     for module in reversed(list(model.modules())):  # inner modules first
         if isinstance(module, (nn.Sequential, nn.ModuleList)):
             for child in module.children():

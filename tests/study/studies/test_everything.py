@@ -1,6 +1,7 @@
 """Every registered name trains on CPU ranks in the "everything" study, or the plan gives a reason why it cannot."""
 
 import math
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ GPU_ONLY = {
 }  # fmt: skip
 """Infeasible on CPUs; test_studies checks the reasons."""
 
-WITHOUT_BUCKETS = {"parallel none", "parallel ddp_delayed", "parallel fsdp2", "parallel hsdp"}
+WITHOUT_BUCKETS = {"parallel none", "parallel ddp_delayed", "parallel horovod", "parallel fsdp2", "parallel hsdp"}
 """Cases whose strategy has no gradient buckets that a hook could observe."""
 
 
@@ -56,7 +57,8 @@ def test_every_registered_name_trains_or_is_infeasible_and_strategies_measure_al
     for field, registry in REGISTRIES.items():
         names = {getattr(trial, field) for trial in trials.values()}
         without_compiler = {"compile", "compile_blocks"} if field == "execution" and not has_cpp_compiler() else set()
-        assert names == set(registry) - GPU_ONLY.get(field, set()) - without_compiler
+        not_installed = {"horovod"} if field == "parallel" and find_spec("horovod") is None else set()
+        assert names == set(registry) - GPU_ONLY.get(field, set()) - without_compiler - not_installed
 
     for size in (1, 2):
         trials_of_size = {case: trial for case, trial in trials.items() if trial.world_size == size}
@@ -76,7 +78,7 @@ def _check_tables(case: str, trial: Trial, output: RankOutput) -> None:
     assert len(phases) == trial.steps, case
     assert {row["samples"] for row in phases} == {trial.samples_per_step}
     reduce_times_s = [row.get("reduce_s") for row in phases]
-    assert all(reduce_times_s) if trial.parallel == "ddp_delayed" else not any(reduce_times_s), case
+    assert all(reduce_times_s) if trial.parallel in ("ddp_delayed", "horovod") else not any(reduce_times_s), case
     parts = [key for key in phases[0] if key.endswith("_s") and not key.startswith(("host", "step", "window"))]
     for row in phases:
         assert sum(row[key] or 0 for key in parts) == pytest.approx(row["step_s"], abs=1e-9)
