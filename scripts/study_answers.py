@@ -35,6 +35,9 @@ FOLDERS: Mapping[str, tuple[str, ...]] = {
 }
 """Packed results per study, in the order in which they are asked; the first one that can answers a question."""
 
+FURTHER = {"averaging": ("averaging-horovod",)}
+"""Packed results that answer a question for cases that the others lack."""
+
 _GPU_HOST = [NodeCapacity("host", "", cpus=32, gpus=2)]
 _REFRESHED = ("questions", "reference_ladders", "predict_to", "report_epoch", "documents")
 
@@ -56,7 +59,11 @@ def study_answers(name: str) -> list[tuple[str, Answer]]:
             known = found.get(reply.key)
             if known is None or (reply.is_answered, len(reply.text)) > (known[1].is_answered, len(known[1].text)):
                 found[reply.key] = known if known and known[1].is_answered else (folder, reply)
-    return [found[key] for key in QUESTIONS[name] if key in found]
+    chosen = [found[key] for key in QUESTIONS[name] if key in found]
+    for folder in FURTHER.get(name, ()):
+        replies = answers(report_inputs(load_reduced(str(RESULTS / folder)))[0])
+        chosen += [(folder, reply) for reply in replies if reply.is_answered]
+    return chosen
 
 
 def page() -> str:
@@ -81,6 +88,6 @@ if __name__ == "__main__":
     parser.add_argument("--refresh", action="store_true", help="write today's questions into the packed results first")
     options = parser.parse_args()
     if options.refresh:
-        for packed in (folder for folders in FOLDERS.values() for folder in folders):
+        for packed in (folder for folders in (*FOLDERS.values(), *FURTHER.values()) for folder in folders):
             refresh(packed)
     options.page.write_text(page())

@@ -1,6 +1,9 @@
 """Figures of docs/improve.md: searches from naive starts."""
 
-from scripts.claims.sources import Entries, figure, number, on_page, samples, unit_number
+import json
+
+from scripts.claims.sources import RESULTS, Entries, figure, frames, number, on_page, samples, unit_number
+from study.improve.rounds import REPEATS_PER_ROUND
 
 says, stated, _ = on_page("docs/improve.md")
 
@@ -9,6 +12,17 @@ NOTHING = "levers that do nothing: kept"
 GPT2, MLSTM, RESNET, VGG = (
     samples(f"improve-start-{case}")[0]["best_samples_per_s"] for case in ("gpt2", "mlstm", "resnet50", "vgg19")
 )
+
+
+FP8 = json.loads((RESULTS / "improve-fp8" / "study.json").read_text())["improve"]
+LEVERS = {lever["lever"]: lever for lever in FP8["levers"]}
+
+
+def _repeated() -> int:
+    """Return the number of trials in rounds of the usual settings, each of which has its reference."""
+    trials = frames("improve-fp8").trials
+    rounds = trials["repeat"] // REPEATS_PER_ROUND
+    return int(rounds.isin(rounds[trials["loader_workers"] > 0]).sum())
 
 
 def _search(folder: str, case: str, start: str, unit: str, budget: str, compared: str) -> Entries:
@@ -100,4 +114,15 @@ ENTRIES: Entries = [
     stated("with 8 sequences per GPU", "a setting"),
     stated("or above 1.2 without it", "a limit"),
     stated("or that is 1.2 or larger", "a limit"),
+    stated("8 sequences of 256 tokens", "a setting"),
+    stated("Llama's shape of 1 billion weights", "the size of the model"),
+    says("It ended after {} trials and {} minutes", number(FP8["trials"]), number(FP8["elapsed_s"] / 60)),
+    says("fp8 is {} times as fast and", number(*LEVERS["fp8"]["gain"])),
+    says(
+        "twice as large is {} times as fast, more than its upper bound of {}",
+        number(*LEVERS["batch 2x"]["gain"]),
+        number(LEVERS["batch 2x"]["bound"]),
+    ),
+    says("The result is {} times as fast in five", number(*FP8["gain"])),
+    says("The search spent {} trials", number(_repeated())),
 ]

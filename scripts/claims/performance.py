@@ -217,6 +217,12 @@ STUDY: Entries = [
         figure(START, "spread between launches (sd of log throughput)"),
         figure(START, "spread between groups of a launch (sd of log throughput)"),
     ),
+    says(
+        "the first warm-up came after {} s in\nthe median and {} s at most, which misses the goal; a further group "
+        "took {} s, and the slowest {} s",
+        *(figure("start-h200", f"{name}, {which}") for name in (FIRST, FURTHER) for which in ("median", "slowest")),
+    ),
+    stated("On one H200 with 16 cores", "setting"),
     says("imports then take {} times as long", figure("imports", "not compiled / compiled")),
     says(
         "while others ran there), {} s passed from the last trial of a group to the first of the next, in "
