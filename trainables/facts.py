@@ -12,7 +12,10 @@ Kind = Literal["images", "text", "tokens"]
 
 @dataclass(frozen=True)
 class Facts:
-    """An entry of the registry. `target` is the import string of the object that it loads."""
+    """An entry of the registry. `target` is the import string of the object that it loads.
+
+    Entries with a field `package` need this optional package.
+    """
 
     target: str
 
@@ -43,6 +46,7 @@ class ModelFacts(Facts):
     """weights in millions, with 3 channels, 10 classes and images of 224 pixels; 0: unknown"""
     image_gflop: float = 0.0
     """1e9 operations of a forward and a backward pass over an image of 224 pixels, by `trainables.step.flops`"""
+    package: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,6 @@ class StrategyFacts(Facts):
     traced: bool = False
     """it communicates not only in DDP's buckets, so that a profiler trace gives its communication breakdown"""
     package: str = ""
-    """optional package that it needs"""
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,6 @@ class PrecisionFacts(Facts):
     two_weight_types: bool = False
     """keeps weights of two dtypes"""
     package: str = ""
-    """optional package that it needs, of which the extra has the precision's name"""
 
 
 @dataclass(frozen=True)

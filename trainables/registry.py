@@ -45,6 +45,10 @@ MODELS: Mapping[str, ModelFacts] = {
     "inception_v3": ModelFacts(
         "trainables.models.inception:inception_v3", smallest_image=75, million_weights=21.8, image_gflop=17.0
     ),
+    "inception_v4": ModelFacts(
+        "trainables.models.inception:inception_v4", smallest_image=75, million_weights=41.2, image_gflop=36.7,
+        package="timm",
+    ),
     "vgg19": ModelFacts("trainables.models.vgg:vgg19", smallest_image=32, million_weights=140, image_gflop=118),
     "vgg19_bn": ModelFacts("trainables.models.vgg:vgg19_bn", smallest_image=32, million_weights=140, image_gflop=118),
     "mlstm64": ModelFacts("trainables.models.mlstm:mlstm64", "text", carries_state=True, million_weights=0.0742),

@@ -314,6 +314,11 @@ _INFEASIBLE: tuple[Rule, ...] = (
         "precision {precision!r} requires GPUs",
     ),
     Rule(
+        ("model",),
+        lambda trial: not trial.workload and not _installed(MODELS[trial.model].package),
+        "model {model!r} requires timm, which is not installed; fix: pip install timm (extra 'timm')",
+    ),
+    Rule(
         ("precision",),
         lambda trial: not _installed(PRECISIONS[trial.precision].package),
         "precision {precision!r} requires torchao, which is not installed; fix: pip install torchao (extra "

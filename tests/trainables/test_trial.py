@@ -317,6 +317,7 @@ def test_an_invalid_value_gives_one_line(fields: dict[str, Any], expected: str) 
         ({"dataset": "synthetic", "loader_workers": 2}, ("loader_workers", "dataset")),
         ({"model": "vgg19", "image_size": 31}, ("image_size", "model")),
         ({"model": "inception_v3", "image_size": 74}, ("image_size", "model")),
+        ({"model": "inception_v4", "image_size": 74}, ("image_size", "model")),
         ({"model": "mlstm64"}, ("model", "dataset")),
         ({"dataset": "text_sample"}, ("model", "dataset")),
         ({"storage": "lmdb"}, ("storage", "dataset")),
@@ -408,6 +409,14 @@ def test_fp8_is_infeasible_without_its_package(monkeypatch: pytest.MonkeyPatch, 
     reason = unmet_requirement(Trial(precision="fp8", device="cuda"))
     assert reason is None if is_installed else "torchao" in str(reason)
     assert "requires GPUs" in str(unmet_requirement(Trial(precision="fp8")))
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_inception_v4_is_infeasible_without_timm(monkeypatch: pytest.MonkeyPatch, is_installed: bool) -> None:
+    installed = {"timm": is_installed}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if installed.get(name, True) else None)
+    reason = unmet_requirement(Trial(model="inception_v4", image_size=75))
+    assert reason is None if is_installed else "pip install timm" in str(reason)
 
 
 @pytest.mark.parametrize("is_installed", [True, False])

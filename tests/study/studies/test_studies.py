@@ -52,7 +52,7 @@ def test_every_trial_of_a_named_study_is_valid_or_has_a_reason_why_it_cannot_run
 
 
 def test_everything_can_run_on_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainables.rules._installed", lambda package: True)  # torchao is optional
+    monkeypatch.setattr("trainables.rules._installed", lambda package: True)  # torchao and Horovod are optional
     host = [NodeCapacity("a", "10.0.0.1", cpus=32, gpus=2)]
     rows = plan_trials(STUDIES["everything"](host), host)
     assert {row.status for row in rows} == {"pending"}
@@ -68,6 +68,7 @@ def test_everything_can_run_on_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_trials_that_require_gpus_are_infeasible_on_cpus_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", sys.executable)
+    monkeypatch.setattr("trainables.rules._installed", lambda package: True)
     rows = plan_trials(STUDIES["everything"](CPU_HOST), CPU_HOST)
     reasons = {row.case: row.reason for row in rows if row.status != "pending"}
     assert {case: reason.partition(" requires GPUs")[0] for case, reason in reasons.items()} == {

@@ -102,6 +102,12 @@ def test_inception_has_no_auxiliary_classifier() -> None:
     assert weights(model) == 27_161_264 - auxiliary  # torchvision's documented num_params has it
 
 
+def test_inception_v4_has_the_published_number_of_weights() -> None:
+    with torch.device("meta"):
+        model = load(MODELS["inception_v4"])(1000, 3, 299)
+    assert weights(model) == 42_679_816  # timm's documentation: 42.68 million
+
+
 def test_small_images_keep_their_size_up_to_the_first_block() -> None:
     with torch.device("meta"):
         model = load(MODELS["resnet50_small"])(10, 3, 32)
