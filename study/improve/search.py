@@ -305,13 +305,13 @@ def _final_round(number: int, settings: Settings, best: Configuration, groups: i
 
 def _estimate_by_all_rounds(settings: Settings, evidence: Evidence, found: Search) -> None:
     """Update the gains of what was chosen. Rounds after the one that found a gain often measure both sides again."""
+
+    def updated(of: Attempt) -> Attempt:
+        now = compared(settings, evidence, found.rounds, ((*of.onto, of.lever), of.onto))
+        return replace(of, gain=now.gain, on_one=now.on_one, on_all=now.on_all)
+
     kept = set(found.best)
-    found.attempts = [
-        replace(a, gain=compared(settings, evidence, found.rounds, ((*a.onto, a.lever), a.onto)).gain)
-        if a.is_gain and a.lever in kept
-        else a
-        for a in found.attempts
-    ]
+    found.attempts = [updated(a) if a.is_gain and a.lever in kept else a for a in found.attempts]
     found.steps = [
         (names, compared(settings, evidence, found.rounds, (names, names[:-1])).gain) for names, _ in found.steps
     ]

@@ -469,7 +469,7 @@ def test_the_state_does_not_depend_on_later_trials() -> None:
     for state in states:
         assert [done.trial_ids for done in last.rounds][: len(state.rounds)] == [d.trial_ids for d in state.rounds]
         same = zip(last.attempts, state.attempts, strict=False)
-        assert all(replace(late, gain=early.gain) == early for late, early in same)
+        assert all(replace(late, gain=early.gain, on_all=early.on_all) == early for late, early in same)
 
 
 def test_the_gain_of_what_was_chosen_counts_all_rounds() -> None:
@@ -483,7 +483,8 @@ def test_the_gain_of_what_was_chosen_counts_all_rounds() -> None:
     assert any(attempt.gain != early[attempt.lever] for attempt in kept)
     for attempt in kept:
         pair = ((*attempt.onto, attempt.lever), attempt.onto)
-        assert attempt.gain == compared(asked, training.evidence(), found.rounds, pair).gain
+        now = compared(asked, training.evidence(), found.rounds, pair)
+        assert (attempt.gain, attempt.on_all) == (now.gain, now.on_all)
 
 
 def test_every_trial_of_a_search_has_its_own_id() -> None:
