@@ -159,7 +159,7 @@ def issue_ratio(configurations: pd.DataFrame) -> pd.Series:
     return configurations["step_launch_s"].astype(float) / configurations["busy_s"].astype(float)
 
 
-NOT_CAPTURED = ("dp", "zero1", "fsdp2", "hsdp")
+NOT_CAPTURED = ("dp", "horovod", "zero1", "fsdp2", "hsdp")
 """Strategies whose steps cannot be captured in a CUDA graph."""
 
 
