@@ -412,19 +412,20 @@ def test_fp8_is_infeasible_without_its_package(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize("is_installed", [True, False])
-def test_inception_v4_is_infeasible_without_timm(monkeypatch: pytest.MonkeyPatch, is_installed: bool) -> None:
-    installed = {"timm": is_installed}
+@pytest.mark.parametrize(
+    ("fields", "package", "fix"),
+    [
+        ({"model": "inception_v4", "image_size": 75}, "timm", "pip install timm"),
+        ({"parallel": "horovod", "world_size": 2}, "horovod", "scripts.build_horovod"),
+    ],
+)
+def test_what_needs_an_optional_package_is_infeasible_without_it(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], package: str, fix: str, is_installed: bool
+) -> None:
+    installed = {package: is_installed}
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if installed.get(name, True) else None)
-    reason = unmet_requirement(Trial(model="inception_v4", image_size=75))
-    assert reason is None if is_installed else "pip install timm" in str(reason)
-
-
-@pytest.mark.parametrize("is_installed", [True, False])
-def test_horovod_is_infeasible_unless_it_is_installed(monkeypatch: pytest.MonkeyPatch, is_installed: bool) -> None:
-    installed = {"horovod": is_installed}
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if installed.get(name, True) else None)
-    reason = unmet_requirement(Trial(parallel="horovod", world_size=2))
-    assert reason is None if is_installed else "scripts.build_horovod" in str(reason)
+    reason = unmet_requirement(Trial(**fields))
+    assert reason is None if is_installed else fix in str(reason)
 
 
 def test_data_parallel_is_infeasible_for_models_that_carry_state() -> None:

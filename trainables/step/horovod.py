@@ -26,6 +26,7 @@ class Averaged(nn.Module):
     def __init__(self, model: nn.Module, trial: Trial, group: Group):
         super().__init__()
         self.module = with_sync_batch_norm(model, trial, group)
+        self.horovod = _horovod()
         self.active = True
         self.pending: list[Any] = []
         broadcast_from_rank0([*self.module.parameters(), *self.module.buffers()], group)
@@ -38,8 +39,8 @@ class Averaged(nn.Module):
 
     def _send(self, name: str, parameter: torch.Tensor) -> None:
         if self.active:
-            horovod = _horovod()
-            self.pending.append(horovod.allreduce_async_(parameter.grad, name=name, op=horovod.Average))
+            handle = self.horovod.allreduce_async_(parameter.grad, name=name, op=self.horovod.Average)
+            self.pending.append(handle)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -55,7 +56,7 @@ def _await(model: nn.Module, group: Group, trial: Trial) -> None:
     """Wait until all gradients are averaged."""
     assert isinstance(model, Averaged)
     for handle in model.pending:
-        _horovod().synchronize(handle)
+        model.horovod.synchronize(handle)
     model.pending.clear()
 
 
