@@ -1,11 +1,13 @@
 """Is the communication breakdown of sharded strategies correct? Compare it with traces, and with a known late rank.
 
-    python -m benchmarks.truth.sharding                   # GPT-2 with fsdp2, hsdp and zero1 on two GPUs
-    python -m benchmarks.truth.sharding --device cpu      # a small form: two CPU ranks and gloo
+    python -m benchmarks.truth.sharding                       # on two GPUs
+    python -m benchmarks.truth.sharding --cases script
+    python -m benchmarks.truth.sharding --device cpu          # a small form: two CPU ranks and gloo
 
-Every strategy trains twice through the product: without a fault, and with a rank that starts each backward pass 20 ms
-late. All ranks keep their trace. Another program than the product's reads it: it takes times of the complete window,
-without dividing it into steps, and recognises collectives by the names of kernels. Goals:
+Cases: GPT-2 with `fsdp2`, `hsdp` and `zero1`, and `script`, a script that shards its own model by FSDP2. Each trains
+twice through the product: without a fault, and with a rank that starts each backward pass 20 ms late. All ranks keep
+their trace. Another program than the product's reads it: it takes times of the complete window, without dividing it
+into steps, and recognises collectives by the names of kernels. Goals:
 - Time with a collective, and its part without computation, are within 5 % or 0.1 ms of the trace's on every rank.
 - The product finds every collective of the trace.
 - Between 80 % and 125 % of the lateness is reported as lateness of the late rank. Not judged where the host bounds the
@@ -15,6 +17,7 @@ without dividing it into steps, and recognises collectives by the names of kerne
 import argparse
 import gzip
 import json
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -28,7 +31,7 @@ import pandas as pd
 
 from analysis.compare.communication import slowed_by_trace
 from analysis.measure.trace import length_s, overlap_s, within_tolerance
-from analysis.measure.traced import WINDOW, traced_breakdown
+from analysis.measure.traced import traced_breakdown
 from analysis.read.results import Results, load
 from benchmarks.harness.common import RESULTS, command, figure, write_summary
 from benchmarks.harness.faulty_workloads import LATE_RANK, LATE_S
@@ -38,13 +41,21 @@ from study.orchestrate.protocol import Event
 from study.orchestrate.tune import run_trials
 from study.store.environment import versions
 from study.store.store import Store
+from trainables.measure.collectives import ANNOTATION, BOUNDARY
 from trainables.trial import Trial
 
 WORKLOADS = "benchmarks/harness/faulty_workloads.py"
+SCRIPT_FILE = Path(__file__).resolve().parent.parent / "harness" / "doors" / "fsdp2.py"
 STRATEGIES = ("fsdp2", "hsdp", "zero1")
+SCRIPT = "script"
+CASES = (*STRATEGIES, SCRIPT)
+SOUND, LATE = "language_model", "late_language_model"
 FOUND = (0.8, 1.25)
 LEAST_BUSY = 0.8
 """Share of the step in kernels from which a delay on the device makes a rank late."""
+
+SHARED_FIELDS = ("device", "world_size", "cpus_per_rank", "steps", "profile_ranks")
+"""fields that a script has, too"""
 
 COLUMNS = {"collectives_s": "communication", "exposed_collectives_s": "exposed"}
 
@@ -80,13 +91,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if count_gpus() else "cpu", choices=["cuda", "cpu"])
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--batch", type=int, help="sequences per rank; default: 32, or 2 on CPU ranks")
+    parser.add_argument("--cases", default=",".join(CASES), help="a comma list")
     parser.add_argument("--execution", default="eager", choices=["eager", "compile", "compile_blocks"])
     parser.add_argument("--out", default="sharding-truth", help="folder below benchmarks/results")
     return parser.parse_args()
 
 
 def trials(options: argparse.Namespace) -> dict[tuple[str, str], Trial]:
-    """Return the trials by strategy and workload."""
+    """Return the trials by case and workload."""
     on_gpus = options.device == "cuda"
     base = Trial(
         model="gpt2" if on_gpus else "gpt2_tiny",
@@ -105,11 +117,22 @@ def trials(options: argparse.Namespace) -> dict[tuple[str, str], Trial]:
         sweep_bytes=2**20,
         profile_ranks="all",
     )
-    return {
+    asked = options.cases.split(",")
+    planned = {
         (parallel, name): base.but(parallel=parallel, workload=f"{WORKLOADS}:{name}")
         for parallel in STRATEGIES
-        for name in ("language_model", "late_language_model")
+        if parallel in asked
+        for name in (SOUND, LATE)
     }
+    if SCRIPT in asked:
+        sizes = [] if on_gpus else ["--width", "64", "--blocks", "2", "--batch-size", "64"]
+        for name, late_ms in ((SOUND, 0.0), (LATE, 1e3 * LATE_S)):
+            planned[SCRIPT, name] = Trial(
+                script=str(SCRIPT_FILE),
+                script_arguments=shlex.join([*sizes, "--late-ms", f"{late_ms:g}"]),
+                **{field: getattr(base, field) for field in SHARED_FIELDS},
+            )
+    return planned
 
 
 def _tell(event: Event) -> None:
@@ -121,7 +144,12 @@ def traced_window(path: Path) -> dict[str, float]:
     """Return seconds per step with a collective, and without computation at the same time, and collectives per step."""
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     events = [event for event in events if event.get("ph") == "X"]
-    steps = sum(event["name"] == "step" and event["cat"] == "user_annotation" for event in events)
+    ends = [event["ts"] for event in events if event["name"] == BOUNDARY and event["cat"] == ANNOTATION]
+    if ends:  # a script, whose trace starts a step earlier
+        steps, issued = len(ends) - 1, _issued(events)
+        events = [event for event, time in zip(events, issued, strict=True) if min(ends) <= time < max(ends)]
+    else:
+        steps = sum(event["name"] == "step" and event["cat"] == ANNOTATION for event in events)
     work = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
     if work:
         communication = [event for event in work if event["name"].lower().startswith("nccl")]
@@ -139,6 +167,16 @@ def traced_window(path: Path) -> dict[str, float]:
     }
 
 
+def _issued(events: Sequence[dict[str, Any]]) -> list[float]:
+    """Return when the host issued each event: for work of the device, when it launched it."""
+    launched = {
+        event["args"]["correlation"]: event["ts"]
+        for event in events
+        if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in event.get("args", {})
+    }
+    return [launched.get(event.get("args", {}).get("correlation"), event["ts"]) for event in events]
+
+
 def _intervals(events: Sequence[dict[str, Any]]) -> np.ndarray[Any, np.dtype[np.float64]]:
     pairs = [(event["ts"], event["ts"] + event["dur"]) for event in events]
     return np.array(pairs, dtype=float).reshape(-1, 2) / 1e6
@@ -152,7 +190,7 @@ def compared(results: Results, planned: dict[tuple[str, str], Trial]) -> list[di
     traced = _traced_windows([path for trial in planned.values() for path in paths[trial.trial_id]])
     samples = []
     for (parallel, workload), trial in planned.items():
-        own = results.steps[(results.steps["trial_id"] == trial.trial_id) & (results.steps["window"] == WINDOW)]
+        own = results.steps[(results.steps["trial_id"] == trial.trial_id) & results.steps["collectives_s"].notna()]
         calls = results.collectives[results.collectives["trial_id"] == trial.trial_id]
         values = breakdown.astype(object).to_dict("index")[trial.trial_id]
         late = values["waited_for_rank"]
@@ -184,7 +222,7 @@ def _traced_windows(paths: Sequence[str]) -> dict[str, dict[str, float]]:
 def figures(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return differences from the traces, and the share of the lateness that is found."""
     found = []
-    for parallel in STRATEGIES:
+    for parallel in dict.fromkeys(sample["parallel"] for sample in samples):
         own = [sample for sample in samples if sample["parallel"] == parallel]
         for name in COLUMNS.values():
             pairs = [(sample[f"trace_{name}_s"], sample[f"{name}_s"]) for sample in own]
@@ -198,9 +236,9 @@ def figures(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         missed = max(abs(sample["calls"] - sample["trace_calls"]) for sample in own)
         found.append(figure(f"collectives missed, {parallel}", missed, None, "per step", "0", missed == 0))
         by_workload = {sample["workload"]: sample for sample in own}
-        late, sound = by_workload["late_language_model"], by_workload["language_model"]
+        late, sound = by_workload[LATE], by_workload[SOUND]
         ratio = (late["lateness_s"] - (sound["lateness_s"] if sound["late_rank"] == LATE_RANK else 0.0)) / LATE_S
-        busy = _busy_share([sample for sample in own if sample["workload"] == "language_model"])
+        busy = _busy_share([sample for sample in own if sample["workload"] == SOUND])
         unit = f"of {1e3 * LATE_S:.0f} ms, reported for rank {late['late_rank']}"
         holds: bool | None = late["late_rank"] == LATE_RANK and FOUND[0] <= ratio <= FOUND[1]
         if busy is not None and busy < LEAST_BUSY:

@@ -267,7 +267,7 @@ def check_points(grid: Grid) -> list[Point]:
             smallest.setdefault((trial.workload, trial.script, trial.train_function), point)
         if trial.workload:
             workers[trial.workload] = max(trial.loader_workers, workers.get(trial.workload, 0))
-    short = {"steps": CHECK_STEPS, "warmup_steps": CHECK_STEPS, "communication_steps": 0, "profile_ranks": ""}
+    short = {"steps": CHECK_STEPS, "warmup_steps": CHECK_STEPS, "communication_steps": 0}
     return [
         replace(point, trial=point.trial.but(loader_workers=workers[point.trial.workload]))
         if point.trial.workload

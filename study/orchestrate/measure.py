@@ -174,7 +174,7 @@ def probe_job(trial: Trial, rank: int) -> ProbeJob:
         plain_steps=trial.steps,
         phase_steps=trial.steps if trial.communication_steps else 0,
         issue_steps=few if on_gpus else 0,
-        trace_steps=few if trial.world_size > 1 else 0,
+        trace_steps=few if trial.world_size > 1 or trial.profile_ranks else 0,
         tokens_per_sample=trial.tokens_per_sample,
         keep_trace=trial.profiles(rank),
     )

@@ -220,7 +220,7 @@ class Probe:
         if self._owners[number] == "issue":
             self.clock.synchronize()
             self._starts[number] = self.clock.mark()
-        if self._profiler is not None:
+        if self._profiler is not None and self._labels[number] != "lead_in":
             with record_function(BOUNDARY):
                 pass
 

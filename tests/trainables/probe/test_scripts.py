@@ -1,10 +1,13 @@
 """Unmodified training scripts on two gloo ranks: what the probe measures of them, and whether it is true."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.trainables.probe.runs import SHORT, median, rows, run_on
+from trainables.measure.collectives import boundaries, read_trace
 from trainables.probe.job import ScriptOutput
 
 DELAY_S = 0.1
@@ -120,6 +123,16 @@ def test_fsdp2_has_collectives_but_no_buckets(logs: Path) -> None:
         for row in rows(output, "communication"):
             assert 0 <= row["exposed_collectives_s"] <= row["collectives_s"] and row["collectives_s"] > 0
         assert output.evidence["samples_per_step"] == 4
+
+
+def test_each_traced_step_has_its_own_part_of_the_trace(logs: Path) -> None:
+    """The trace starts in the step before the window, which is not one of its steps."""
+    probe = replace(SHORT, trace_steps=3, keep_trace=True)
+    for output in run_on(2, "fsdp2.py", logs=logs, probe=probe):
+        assert output.trace is not None
+        times_s = np.array(boundaries(read_trace(output.trace))) / 1e6
+        steps_s = [row["step_s"] for row in rows(output, "communication")]
+        assert np.diff(times_s) == pytest.approx(steps_s, abs=2e-3)
 
 
 def test_a_script_has_its_own_modules_arguments_and_loader_processes(logs: Path) -> None:
