@@ -139,6 +139,18 @@ def test_a_run_with_results_is_not_checked_again(tmp_path: Path) -> None:
     assert {record["status"] for record in records.values()} == {"done"}
 
 
+def test_a_profiled_script_is_checked_without_its_profiler(tmp_path: Path) -> None:
+    checked: list[Job] = []
+
+    def play(job: Job, keeper: KeeperProxy) -> Sequence[Payload]:
+        checked.extend([job] if is_check(job) else [])
+        return simulated_payloads(job.trial)
+
+    records = run(tmp_path, [script_trial("/x/train.py", profile_ranks="all", world_size=2)], play)
+    assert {record["status"] for record in records.values()} == {"done"}
+    assert [probe_job(job.trial, 0).trace_steps for job in checked] == [0]
+
+
 # ------------------------------------------------------------------------------- places and windows of a rank
 
 
@@ -153,9 +165,10 @@ def test_processes_that_start_scripts_are_of_another_kind() -> None:
     assert kinds == {"factory", "script", "function"}
 
 
-def test_one_rank_has_no_trace_and_gpus_warm_up_for_longer_and_have_an_issue_window() -> None:
+def test_one_rank_has_a_trace_only_if_profiled_and_gpus_warm_up_for_longer_and_have_an_issue_window() -> None:
     alone, pair = (probe_job(script_trial("/x/train.py", world_size=size), 0) for size in (1, 2))
-    assert (alone.trace_steps, pair.trace_steps) == (0, 2)
+    profiled = probe_job(script_trial("/x/train.py", profile_ranks="0"), 0)
+    assert (alone.trace_steps, pair.trace_steps, profiled.trace_steps) == (0, 2, 2)
     assert (alone.plain_steps, alone.warmup_steps) == (3, 6)
     on_gpu = probe_job(script_trial("/x/train.py", device="cuda"), 0)
     assert (alone.issue_steps, on_gpu.issue_steps, on_gpu.warmup_steps) == (0, 2, 12)
