@@ -88,13 +88,39 @@ def _count(value: Any) -> str:
 
 
 def _plain_label(field: str) -> str:
-    """Return a field's name as words, without the mark of a script's own argument (`read.own_code.FLAG`)."""
-    return field.removeprefix("flag ").replace("_", " ")
+    """Return a field's name as words, without the mark of a script's own argument."""
+    return field.removeprefix(_FLAG).replace("_", " ")
+
+
+_FLAG = "flag "
+"""`read.own_code.FLAG`"""
 
 
 def configuration_label(row: Mapping[str, Any] | pd.Series, fields: Iterable[str], ranks: tuple[str, str]) -> str:
     """Return the given fields of a configuration, separated by commas, without those that have no value."""
     return ", ".join(value_label(name, row[name], ranks) for name in fields if text(row[name]) != MISSING)
+
+
+_VAGUE = ("none", "auto", "as_is", "full", "selective")
+"""words that say nothing without their field"""
+
+
+def brief_label(
+    configurations: pd.DataFrame, row: Mapping[str, Any] | pd.Series, fields: Sequence[str], ranks: tuple[str, str]
+) -> str:
+    """Return `configuration_label` for little room: a word without its field, if no other field has this word.
+
+    The user's own arguments and variables keep their names.
+    """
+    words = {name: set(configurations[name].map(text)) for name in fields}
+
+    def label(name: str) -> str:
+        value, own = row[name], name.isupper() or name != name.removeprefix(_FLAG)
+        others = set().union(*(words[other] for other in fields if other != name))
+        is_clear = isinstance(value, str) and not own and value not in _VAGUE and value not in others
+        return field_value(name, value) if is_clear else value_label(name, value, ranks)
+
+    return ", ".join(label(name) for name in fields if text(row[name]) != MISSING)
 
 
 def telling_fields(configurations: pd.DataFrame, row: pd.Series, fields: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from analysis.study import Analysis
-from analysis.text import configuration_label, telling_fields, value_label
+from analysis.text import brief_label, configuration_label, telling_fields, value_label
 
 INK, GRID = "#2a2f36", "#c9ced6"
 """Colours of text and grid lines; the report replaces them with those of its light or dark theme."""
@@ -289,9 +289,26 @@ def legend(figure: Figure, handles: list[Any]) -> None:
     figure.legend(handles=handles, loc="outside upper center", ncols=ncols)
 
 
-def _bar_label(label: str, width: int) -> str:
-    lines = filled(label, width).splitlines()
-    return "\n".join(lines if len(lines) <= MOST_LABEL_LINES else [*lines[: MOST_LABEL_LINES - 1], "…"])
+def _bar_labels(
+    configurations: pd.DataFrame,
+    panels: Sequence[pd.DataFrame],
+    varying: Sequence[str],
+    ranks: tuple[str, str],
+    columns: int,
+) -> dict[Any, str]:
+    """Return the wrapped labels of all bars, brief ones if one of them had to be cut otherwise."""
+    width = 22 if is_narrow() else 64 if columns == 1 else 40
+    rows = {index: row for panel in panels for index, row in panel.iterrows()}
+    fields = {index: telling_fields(configurations, row, varying) for index, row in rows.items()}
+    labels = {i: filled(configuration_label(row, fields[i], ranks), width).splitlines() for i, row in rows.items()}
+    if any(len(lines) > MOST_LABEL_LINES for lines in labels.values()):
+        labels = {
+            i: filled(brief_label(configurations, row, fields[i], ranks), width).splitlines() for i, row in rows.items()
+        }
+    return {
+        index: "\n".join(lines if len(lines) <= MOST_LABEL_LINES else [*lines[: MOST_LABEL_LINES - 1], "…"])
+        for index, lines in labels.items()
+    }
 
 
 def stacked_bars(
@@ -314,14 +331,7 @@ def stacked_bars(
     panels = all_panels[: most_panels()]
     columns = column_count(len(panels), 2)
     rows = -(-len(panels) // columns)
-    bars = {
-        index: _bar_label(
-            configuration_label(row, telling_fields(configurations, row, varying), ranks),
-            22 if is_narrow() else 64 if columns == 1 else 40,
-        )
-        for _, panel in panels
-        for index, row in panel.iterrows()
-    }
+    bars = _bar_labels(configurations, [panel for _, panel in panels], varying, ranks, columns)
     lines = max(label.count("\n") + 1 for label in bars.values())
     most = max(len(panel) for _, panel in panels)
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):

@@ -7,7 +7,7 @@ gradients go through Horovod, in the way of its DistributedOptimizer. `scripts/b
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -81,32 +81,28 @@ def running(trial: Trial, group: Group) -> Iterator[None]:
     names = [name for _, name in hosts]
     plan = get_host_assignments([HostInfo(name, names.count(name)) for name in dict.fromkeys(names)], ranks)
     slot = [slot for slot in plan if slot.hostname == names[rank]][names[:rank].count(names[rank])]
-    server, port = None, [0]
-    if rank == 0:
-        server = RendezvousServer()
-        port = [server.start()]
-        server.init(plan)
-    ranks_of_trial: Any = group or dist.group.WORLD
-    dist.broadcast_object_list(port, src=dist.get_global_rank(ranks_of_trial, 0), group=group)
-    settings = {
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": hosts[0][0],
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port[0]),
-        "HOROVOD_GLOO_IFACE": interface,
-        "HOROVOD_FUSION_THRESHOLD": str(int(trial.bucket_mb * 2**20)),
-        **{f"HOROVOD_{name.upper()}": str(value) for name, value in vars(slot).items()},
-    }
-    try:
-        with _variables(settings):
-            _horovod().init()
-            try:
-                yield
-            finally:
-                _horovod().shutdown()
-    finally:
-        if server is not None:
-            server.stop()
+    with ExitStack() as ends:
+        port = [0]
+        if rank == 0:
+            server = RendezvousServer()
+            port = [server.start()]
+            ends.callback(server.stop)
+            server.init(plan)
+        ranks_of_trial: Any = group or dist.group.WORLD
+        dist.broadcast_object_list(port, src=dist.get_global_rank(ranks_of_trial, 0), group=group)
+        settings = {
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": hosts[0][0],
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port[0]),
+            "HOROVOD_GLOO_IFACE": interface,
+            "HOROVOD_FUSION_THRESHOLD": str(int(trial.bucket_mb * 2**20)),
+            **{f"HOROVOD_{name.upper()}": str(value) for name, value in vars(slot).items()},
+        }
+        ends.enter_context(_variables(settings))
+        _horovod().init()
+        ends.callback(_horovod().shutdown)
+        yield
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Figures draw the computed values."""
 
 import warnings
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -32,7 +32,7 @@ from analysis.predict.inputs import ReportInputs, with_models
 from analysis.read.results import load
 from analysis.report.sections import PLOTS
 from analysis.study import analyse
-from analysis.text import PHASE_LABELS
+from analysis.text import PHASE_LABELS, brief_label
 from tests.support.cards import RESULTS
 from tests.support.frames import cpu_study, gpu_study, grid, write_results, write_study
 
@@ -198,6 +198,26 @@ def test_bar_labels_name_varying_fields_and_do_not_overlap() -> None:
     assert not any("augment" in label.get_text() for label in labels)
     boxes = [label.get_window_extent() for label in labels]
     assert all(upper.y0 > lower.y1 for upper, lower in pairwise(boxes))
+
+
+def test_bars_of_many_fields_keep_distinct_labels_on_a_phone() -> None:
+    axes = {
+        "storage": ("arrow_raw", "jpeg"),
+        "storage_place": ("disk", "shared_memory"),
+        "page_cache": ("cold", "as_is"),
+        "order": ("in_order", "shuffled"),
+    }
+    found = pd.DataFrame(product(*axes.values()), columns=list(axes)).assign(batch_per_gpu=4)
+    values = pd.DataFrame({"forward_s": np.ones(len(found))})
+    with narrow():
+        figure = stacked_bars(found, values, PHASE_LABELS, list(axes), ("GPU", "GPUs"), "ms")
+    labels = [" ".join(label.get_text().split()) for label in figure.axes[0].get_yticklabels()]
+    assert len(set(labels)) == len(found)
+    assert labels[0].startswith("arrow_raw, disk, ")
+    assert any("page cache as_is" in label for label in labels), "this word says nothing without its field"
+    own = found.rename(columns={"order": "flag order", "storage": "NCCL_ALGO"})
+    shown = brief_label(own, own.iloc[0], ["NCCL_ALGO", "flag order"], ("GPU", "GPUs"))
+    assert shown == "NCCL_ALGO=arrow_raw, order in_order"
 
 
 def test_names_of_hundreds_of_characters_leave_room_for_the_bars() -> None:
