@@ -110,12 +110,12 @@ def brief_label(
 ) -> str:
     """Return `configuration_label` for little room: a word without its field, if no other field has this word.
 
-    The user's own arguments and variables keep their names.
+    The user's own files, arguments and variables are named as ever.
     """
     words = {name: set(configurations[name].map(text)) for name in fields}
 
     def label(name: str) -> str:
-        value, own = row[name], name.isupper() or name != name.removeprefix(_FLAG)
+        value, own = row[name], name in _PATHS or name.isupper() or name != name.removeprefix(_FLAG)
         others = set().union(*(words[other] for other in fields if other != name))
         is_clear = isinstance(value, str) and not own and value not in _VAGUE and value not in others
         return field_value(name, value) if is_clear else value_label(name, value, ranks)

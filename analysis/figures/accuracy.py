@@ -85,12 +85,11 @@ def training_curves(analysis: Analysis) -> Figure | None:
     rows = curve_rows(accuracy)
     names = list(dict.fromkeys(rows["recipe"]))[: _MOST_COLUMNS * 2]
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
-        columns = min(len(names), _MOST_COLUMNS)
+        columns, width = _columns(len(names))
         blocks = -(-len(names) // columns)
         figure, grid = plt.subplots(
-            2 * blocks, columns, figsize=(max(4.8, 2.4 * columns), 4.6 * blocks), squeeze=False, sharex=True,
-            layout="constrained",
-        )  # fmt: skip
+            2 * blocks, columns, figsize=(width, 4.6 * blocks), squeeze=False, sharex=True, layout="constrained"
+        )
         colours = _batch_colours(rows)
         for axis in grid.flat:
             axis.set_visible(False)
@@ -130,12 +129,11 @@ def lr_schedules(analysis: Analysis) -> Figure | None:
     rows = curve_rows(accuracy).dropna(subset="learning_rate")
     names = list(dict.fromkeys(rows["recipe"]))[: _MOST_COLUMNS * 2]
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
-        columns = min(len(names), _MOST_COLUMNS)
+        columns, width = _columns(len(names))
         lines = -(-len(names) // columns)
         figure, grid = plt.subplots(
-            lines, columns, figsize=(max(4.8, 2.4 * columns), 0.6 + 2.4 * lines), squeeze=False, sharex=True,
-            layout="constrained",
-        )  # fmt: skip
+            lines, columns, figsize=(width, 0.6 + 2.4 * lines), squeeze=False, sharex=True, layout="constrained"
+        )
         colours = _batch_colours(rows)
         for axis, name in zip(grid.flat, names, strict=False):
             _curves(axis, rows[rows["recipe"] == name], "learning_rate", 1.0, colours)
@@ -148,6 +146,14 @@ def lr_schedules(analysis: Analysis) -> Figure | None:
             line[0].set_ylabel("learning rate")
         legend(figure, _batch_handles(colours))
     return figure
+
+
+def _columns(panels: int) -> tuple[int, float]:
+    """Return the columns of a grid of panels, and its width in inches."""
+    if is_narrow():
+        return min(panels, 2), NARROW_INCHES
+    columns = min(panels, _MOST_COLUMNS)
+    return columns, max(4.8, 2.4 * columns)
 
 
 def curve_rows(accuracy: Accuracy) -> pd.DataFrame:

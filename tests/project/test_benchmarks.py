@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.all import NEED_ROOT, SMALL
@@ -23,6 +24,17 @@ def test_every_benchmark_has_a_small_form() -> None:
         if "parse_args(" in path.read_text()
     }
     assert programs - {"all", *NEED_ROOT} == set(SMALL)
+
+
+def test_packed_results_name_the_code_that_ran_relative_to_the_project() -> None:
+    """A path of one machine would say nothing elsewhere."""
+    absolute = []
+    for path in (ROOT / "benchmarks" / "results").rglob("trials.parquet"):
+        names = pq.read_schema(path).names
+        columns = [f"trial.{name}" for name in ("script", "train_function", "workload") if f"trial.{name}" in names]
+        for row in pq.read_table(path, columns=columns).to_pylist():
+            absolute += [f"{path}: {value}" for value in row.values() if Path(str(value).strip('"')).is_absolute()]
+    assert absolute == []
 
 
 def test_the_ratio_cancels_a_steady_drift() -> None:

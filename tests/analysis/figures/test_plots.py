@@ -215,9 +215,9 @@ def test_bars_of_many_fields_keep_distinct_labels_on_a_phone() -> None:
     assert len(set(labels)) == len(found)
     assert labels[0].startswith("arrow_raw, disk, ")
     assert any("page cache as_is" in label for label in labels), "this word says nothing without its field"
-    own = found.rename(columns={"order": "flag order", "storage": "NCCL_ALGO"})
-    shown = brief_label(own, own.iloc[0], ["NCCL_ALGO", "flag order"], ("GPU", "GPUs"))
-    assert shown == "NCCL_ALGO=arrow_raw, order in_order"
+    own = found.rename(columns={"order": "flag order", "storage": "NCCL_ALGO"}).assign(script="/home/me/train.py")
+    shown = brief_label(own, own.iloc[0], ["script", "NCCL_ALGO", "flag order"], ("GPU", "GPUs"))
+    assert shown == "script /home/me/train.py, NCCL_ALGO=arrow_raw, order in_order"
 
 
 def test_names_of_hundreds_of_characters_leave_room_for_the_bars() -> None:
