@@ -241,7 +241,8 @@ def start_ray(hosts: Hosts, cpus: int = 2, head_cpus: int | None = None) -> str:
 def _environment() -> dict[str, str]:
     """Return the environment of commands on a host. It has nothing of this machine's but the path of Python."""
     path = f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    return {"HOME": HOME, "PATH": path, "LANG": "C.UTF-8", "USER": "root", "RAY_AUTH_MODE": "token"} | PATIENCE
+    ray = {"RAY_AUTH_MODE": "token", "RAY_worker_niceness": "0"}  # as in cluster.yaml
+    return {"HOME": HOME, "PATH": path, "LANG": "C.UTF-8", "USER": "root"} | ray | PATIENCE
 
 
 def _boot(name: str, address: str, folder: Path, table: str) -> Host:

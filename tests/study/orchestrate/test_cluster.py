@@ -36,10 +36,12 @@ def two_nodes() -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
         # otherwise commands of other tests find this cluster by the address in /tmp/ray
         patch.setattr("ray._private.utils.write_ray_address", lambda *_: None)
+        # as in cluster.yaml: at Ray's default, ranks start only once the host does nothing else
+        patch.setenv("RAY_worker_niceness", "0")
         # a port of its own: a Ray that another test starts at the same moment may take the default one
         head = {"num_cpus": 2, "include_dashboard": True, "dashboard_port": free_port()}
         cluster = Cluster(initialize_head=True, head_node_args=head)
-    cluster.add_node(num_cpus=2)
+        cluster.add_node(num_cpus=2)
     cluster.wait_for_nodes()
     yield cluster
     cluster.shutdown()
