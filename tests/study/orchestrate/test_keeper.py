@@ -92,6 +92,7 @@ def test_an_interrupted_trial_has_no_outcome(ready: bool) -> None:
         while not ranks.started:
             await asyncio.sleep(0)
         if ready:
+            await keeper.rank_starting(ranks.started[0], RankProcess(0, LAYOUT.node_ids[0], "host0", "handle"))
             await keeper.opened(ranks.started[0], ENVIRONMENT)
             await keeper.next_job(ranks.started[0])
         else:
