@@ -1,6 +1,7 @@
 """Choose the configurations that the card is about."""
 
-from collections.abc import Collection, Mapping
+import os
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,9 +43,9 @@ class Subject:
 
 def subjects(analysis: Analysis) -> list[Subject]:
     """Return one subject per workload, the one that scales worst first; see `compare.best.headlines` for the rule."""
-    configurations, found = analysis.configurations, []
-    for headline in analysis.headlines:
-        label = _short(configuration_label(headline.shown, headline.shown, study_ranks(analysis)))
+    configurations, found, ranks = analysis.configurations, [], study_ranks(analysis)
+    labels = shortened([configuration_label(line.shown, line.shown, ranks) for line in analysis.headlines])
+    for headline, label in zip(analysis.headlines, labels, strict=True):
         row = headline.scaling
         strong, strong_batch = (None, float("nan"))
         if row is not None and row["scaling"] == WEAK:
@@ -93,5 +94,17 @@ def _strong_alike(analysis: Analysis, weak: pd.Series) -> tuple[pd.Series | None
     return rows.iloc[int(batches.to_numpy().argmax())], float(batches.max())
 
 
-def _short(label: str) -> str:
+def shortened(labels: Sequence[str]) -> list[str]:
+    """Return labels of at most `LONGEST_WORKLOAD` characters, without the words that all begin with if need be."""
+    short = [_cut(label) for label in labels]
+    if len(set(short)) == len(set(labels)):
+        return short
+    words = [label.split(" ") for label in labels]
+    shared = len(os.path.commonprefix(words))
+    while shared and words[0][shared - 1].startswith("-"):  # an argument whose values differ
+        shared -= 1
+    return [_cut(" ".join(["…", *own[shared:]]) if own[shared:] else " ".join(own)) for own in words]
+
+
+def _cut(label: str) -> str:
     return label if len(label) <= LONGEST_WORKLOAD else f"{label[: LONGEST_WORKLOAD - 1]}…"

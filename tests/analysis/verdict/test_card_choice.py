@@ -13,7 +13,7 @@ from analysis.predict.inputs import ReportInputs, report_inputs
 from analysis.read.results import load
 from analysis.report.sentences import more, scale
 from analysis.verdict.card import Card, card_of
-from analysis.verdict.lines.subject import Subject, subjects
+from analysis.verdict.lines.subject import Subject, shortened, subjects
 from tests.support.cards import GPU, step_law, strong, weak
 from tests.support.frames import grid, record, steps, write_results, write_study, write_trial
 
@@ -234,3 +234,13 @@ def test_frames_of_the_card_hold_no_missing_numbers(tmp_path: Path) -> None:
     card = card_of(analysed(weak(tmp_path / "results")))
     values = [quantity.value for line in card.lines for quantity in line.quantities]
     assert values and not pd.isna(pd.Series(values, dtype=float)).any()
+
+
+def test_long_workloads_are_named_by_what_distinguishes_them() -> None:
+    shared = "--model resnet50 --batch-size 64 --image-size 224"
+    assert shortened([shared, f"{shared} --late-ms 20"]) == ["--model resnet50 --batch-size 64 --…", "… --late-ms 20"]
+    assert shortened([f"{shared} --seed {seed}" for seed in (1, 2)]) == ["… --seed 1", "… --seed 2"]
+    assert shortened(["resnet50", "a_name_of_more_than_thirty_six_letters"]) == [
+        "resnet50",
+        "a_name_of_more_than_thirty_six_lett…",
+    ]
