@@ -19,6 +19,8 @@ _MOST_EXACT = 1e6
 MOST_FIELDS = 8
 """Maximum fields that name a configuration in prose; if more vary, only the distinguishing ones are used."""
 
+FLAG = "flag "
+"""Prefix of columns of arguments such as `lr=0.1`, whose names could be those of fields or measures."""
 
 _PATHS = ("script", "train_function", "workload")
 """Fields with the path of a user's file, which identifies a configuration."""
@@ -89,11 +91,7 @@ def _count(value: Any) -> str:
 
 def _plain_label(field: str) -> str:
     """Return a field's name as words, without the mark of a script's own argument."""
-    return field.removeprefix(_FLAG).replace("_", " ")
-
-
-_FLAG = "flag "
-"""`read.own_code.FLAG`"""
+    return field.removeprefix(FLAG).replace("_", " ")
 
 
 def configuration_label(row: Mapping[str, Any] | pd.Series, fields: Iterable[str], ranks: tuple[str, str]) -> str:
@@ -115,7 +113,7 @@ def brief_label(
     words = {name: set(configurations[name].map(text)) for name in fields}
 
     def label(name: str) -> str:
-        value, own = row[name], name in _PATHS or name.isupper() or name != name.removeprefix(_FLAG)
+        value, own = row[name], name in _PATHS or name.isupper() or name.startswith(FLAG)
         others = set().union(*(words[other] for other in fields if other != name))
         is_clear = isinstance(value, str) and not own and value not in _VAGUE and value not in others
         return field_value(name, value) if is_clear else value_label(name, value, ranks)

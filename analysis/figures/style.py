@@ -2,7 +2,7 @@
 
 import io
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -300,11 +300,13 @@ def _bar_labels(
     width = 22 if is_narrow() else 64 if columns == 1 else 40
     rows = {index: row for panel in panels for index, row in panel.iterrows()}
     fields = {index: telling_fields(configurations, row, varying) for index, row in rows.items()}
-    labels = {i: filled(configuration_label(row, fields[i], ranks), width).splitlines() for i, row in rows.items()}
+
+    def lines_of(label: Callable[[pd.Series, list[str]], str]) -> dict[Any, list[str]]:
+        return {index: filled(label(row, fields[index]), width).splitlines() for index, row in rows.items()}
+
+    labels = lines_of(lambda row, names: configuration_label(row, names, ranks))
     if any(len(lines) > MOST_LABEL_LINES for lines in labels.values()):
-        labels = {
-            i: filled(brief_label(configurations, row, fields[i], ranks), width).splitlines() for i, row in rows.items()
-        }
+        labels = lines_of(lambda row, names: brief_label(configurations, row, names, ranks))
     return {
         index: "\n".join(lines if len(lines) <= MOST_LABEL_LINES else [*lines[: MOST_LABEL_LINES - 1], "…"])
         for index, lines in labels.items()

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.read.fields import Fields
+from analysis.text import FLAG
 
 SCRIPT, FUNCTION = "script", "train_function"
 
@@ -20,9 +21,6 @@ _OF_OWN_CODE = (
 
 _EXPANDED = ("script_flags", "script_env", "function_config", "bindings", "tokens_per_sample")
 """Fields that are replaced by a column per flag, variable or entry."""
-
-FLAG = "flag "
-"""Prefix of columns of arguments such as `lr=0.1`, whose names could be those of fields or measures."""
 
 _PLAIN_NAME = re.compile(r"[a-z_][a-z0-9_]*")
 
