@@ -211,6 +211,11 @@ def lost_decimals(total: float) -> int:
     return 3 if abs(total) < 0.1 else 2
 
 
+def part_of(part: int, count: int, noun: str) -> str:
+    """Return the start of a statement about some of several: `1 of 8 intervals is`, `3 of 8 intervals are`."""
+    return f"{part} of {count} {noun} {'is' if part == 1 else 'are'}"
+
+
 def sizes_to_measure(largest: int) -> str:
     """Return the numbers of ranks, as for --gpus, that show how a study scales: powers of 2 up to the largest."""
     sizes = [2**power for power in range(12) if 2**power < largest] + [largest]

@@ -137,8 +137,8 @@ def predicted(inputs: ReportInputs) -> Reply | Missing:
     caveats = "; ".join(dict.fromkeys(text for text in rows["caveat"].dropna() if text))
     return Reply(
         f"Predicted, not measured: the efficiency on {value_label('world_size', goal, study_ranks(inputs))} is "
-        f"{'; '.join(texts)}.{f' Caveat: {caveats}.' if caveats else ''} The figure shows the measured points and the "
-        "predictions up to there.",
+        f"{'; '.join(texts)}.{f' Caveat: {caveats}.' if caveats else ''} The figure of predictions shows the measured "
+        "points and the predictions up to there.",
         numbers,
         "predicted",
     )

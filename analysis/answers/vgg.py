@@ -77,17 +77,24 @@ def _on_one_and_several(cells: pd.DataFrame) -> tuple[str, pd.Series, pd.Series]
 def best_batch(inputs: ReportInputs) -> Reply | Missing:
     """State which batch has the highest throughput on one rank, and the smallest one within 5 % of it."""
     curve = inputs.batch_curve
-    curve = preferred(curve[curve["relative"].notna()], "parallel", ("ddp", "none"))
+    curve = curve[curve["relative"].notna()]
+    strategies = curve["parallel"].nunique() if "parallel" in curve else 1
+    curve = preferred(curve, "parallel", ("ddp", "none"))
     if curve["batch_per_gpu"].nunique() < 2:
         return Missing("fewer than two batches ran on one rank", "--batch-per-gpu 32,64,100,128")
     curve = curve[curve["series"] == curve["series"].iloc[0]]
     best = highest(curve, "relative")
     enough = curve[curve["relative"] >= 1 - NEAR].sort_values("batch_per_gpu").iloc[0]
-    tried = join([str(batch) for batch in curve["batch_per_gpu"].sort_values()])
+    tried = join([number(batch, 0) for batch in curve["batch_per_gpu"].sort_values()])
+    under = f"Under {curve['parallel'].iloc[0]}, batch" if strategies > 1 else "Batch"
     largest = highest(curve, "batch_per_gpu")
     falls = ""
     if largest["batch_per_gpu"] > best["batch_per_gpu"] and largest["relative"] < 1 - NEAR:
-        falls = f" Larger ones are slower: {times(largest['relative'])} at {largest['batch_per_gpu']}."
+        falls = f" Larger ones are slower: {times(largest['relative'])} at {number(largest['batch_per_gpu'], 0)}."
+    near = ""
+    if enough["batch_per_gpu"] < largest["batch_per_gpu"]:
+        least = number(enough["batch_per_gpu"], 0)
+        near = f"; from {least} on the rate is within {number(100 * NEAR, 0)}\u00a0% of it"
     reason = ""
     small: dict[Hashable, Any] = inputs.configurations.loc[
         int(lowest(curve, "batch_per_gpu")["configuration"])
@@ -96,13 +103,12 @@ def best_batch(inputs: ReportInputs) -> Reply | Missing:
     if small["host_bound"] is True:
         reason = "host"
         why = (
-            f" At batch {small['batch_per_gpu']} the host needs {ms(small['step_launch_s'])} to launch a step whose "
-            f"kernels take {ms(small['busy_s'])}, so small batches leave the GPU idle."
+            f" At batch {number(small['batch_per_gpu'], 0)} the host needs {ms(small['step_launch_s'])} to launch a "
+            f"step whose kernels take {ms(small['busy_s'])}, so small batches leave the GPU idle."
         )
     return Reply(
-        f"Batch {best['batch_per_gpu']} is the fastest of {tried}, with "
-        f"{measured(best, 'throughput_samples_per_s', 0, unit=' samples/s')}; from {enough['batch_per_gpu']} on the "
-        f"rate is within {number(100 * NEAR, 0)}\u00a0% of it.{falls}{why}",
+        f"{under} {number(best['batch_per_gpu'], 0)} is the fastest of {tried}, with "
+        f"{measured(best, 'throughput_samples_per_s', 0, unit=' samples/s')}{near}.{falls}{why}",
         {"best": float(best["batch_per_gpu"]), "enough": float(enough["batch_per_gpu"])},
         reason,
     )
@@ -153,12 +159,16 @@ def memory(inputs: ReportInputs) -> Reply | Missing:
     rows = rows.assign(ratio=rows["first_bytes"] / rows["others_bytes"])
     row = highest(rows, "ratio")
     last = rows.sort_values("batch_per_gpu").iloc[-1]
+    constant = ""
+    if last["batch_per_gpu"] > row["batch_per_gpu"]:
+        constant = (
+            " The extra part does not grow with the batch as activations do: at batch "
+            f"{number(last['batch_per_gpu'], 0)} the ratio is {number(last['ratio'], 2)}."
+        )
     return Reply(
         f"Under DataParallel the first GPU gathers all outputs and reduces all gradients: at batch "
-        f"{row['batch_per_gpu']} it peaks at {number(row['first_bytes'] / GIB, 1)} GiB, {number(row['ratio'], 2)} "
-        f"times the others' ({repeats(row['n'])}), so its memory ends first. The extra part does not "
-        f"grow with the batch as activations do: at batch {last['batch_per_gpu']} the ratio is "
-        f"{number(last['ratio'], 2)}.{end}",
+        f"{number(row['batch_per_gpu'], 0)} it peaks at {number(row['first_bytes'] / GIB, 1)} GiB, "
+        f"{number(row['ratio'], 2)} times the others' ({repeats(row['n'])}), so its memory ends first.{constant}{end}",
         {"ratio": float(row["ratio"]), "ratio_at_largest": float(last["ratio"])},
         "gather",
     )

@@ -4,6 +4,7 @@ The complete tables are in `analysis.tables`.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -225,16 +226,13 @@ def _lost(analysis: Analysis) -> Table:
 
 def changes(analysis: Analysis) -> Table:
     """Tabulate what changes gain, measured or at most."""
-    ranks = study_ranks(analysis)
+    count = len(analysis.gains)
     frame = analysis.gains.head(MOST_ROWS).copy()
     frame["percent"] = 100 * (frame["gain"] - 1)
     frame["percent_low"], frame["percent_high"] = (100 * (frame[f"gain_{end}"] - 1) for end in ("low", "high"))
     frame["evidence"] = ["measured" if is_measured else "upper bound" for is_measured in frame["is_measured"]]
     names = [name for name in ("world_size", "batch_per_gpu", "model") if name in analysis.axes]
-    frame["where"] = [
-        configuration_label(analysis.configurations.loc[[index]].iloc[0], names, ranks)
-        for index in frame["configuration"]
-    ]
+    frame["where"] = [_where(analysis, names, index) for index in frame["configuration"]]
     frame["trial_ids"] = [_trial_ids(analysis, index) for index in frame["configuration"]]
     return Table(
         "Gain by one change",
@@ -246,7 +244,14 @@ def changes(analysis: Analysis) -> Table:
             Column("where", "measured on", "the configuration that the row is about."),
         ),
         frame,
+        f"The first {MOST_ROWS} of {count} rows." if count > MOST_ROWS else "",
     ).telling()
+
+
+def _where(analysis: Analysis, names: Sequence[str], configuration: int) -> str:
+    """Name a configuration by those of these fields that its workload reads."""
+    row = analysis.configurations.loc[[configuration]].iloc[0]
+    return configuration_label(row, analysis.fields.with_effect(names, row.to_dict()), study_ranks(analysis))
 
 
 def outlook(analysis: ReportInputs) -> Table:
@@ -254,7 +259,8 @@ def outlook(analysis: ReportInputs) -> Table:
     ranks = study_ranks(analysis)
     models = analysis.models
     columns = (
-        Column("label", "configuration"),
+        # with others not predicted, readers must see which these are
+        Column("label", "configuration", is_main=len(models) > 1),
         Column("world_size", field_label("world_size", ranks), decimals=0),
         Column(
             "work",

@@ -1,10 +1,12 @@
 """One or two sentences per question of the report, and the actions that would make its numbers more trustworthy."""
 
+from collections.abc import Mapping
+
 import pandas as pd
 
 from analysis.checks.finding import Finding
 from analysis.compare.best import without_emulated
-from analysis.compare.bottleneck import WORDS, faster_compute, fewer_launches, largest_gain
+from analysis.compare.bottleneck import REGIONS, WORDS, faster_compute, fewer_launches, largest_gain
 from analysis.compare.causes import CAUSES, LEAST_LOST
 from analysis.compare.communication_cost import AUDIT_BUDGET, flagged_trials
 from analysis.compare.scaling import STRONG, WEAK
@@ -20,6 +22,7 @@ from analysis.text import (
     join,
     lost_decimals,
     number,
+    part_of,
     percent,
     sizes_to_measure,
     value_label,
@@ -28,7 +31,7 @@ from analysis.verdict.answer import unmeasured
 from analysis.verdict.bottleneck import NOISE
 from analysis.verdict.communication import late_ranks
 from analysis.verdict.lines.improve import MORE_CHANGES, none_applies
-from analysis.verdict.lines.scaling import without_series
+from analysis.verdict.lines.scaling import shown_parts, without_breakdown, without_series
 from analysis.verdict.lines.step import launching
 from analysis.verdict.lines.trust import FINDING_LABELS
 from analysis.verdict.next_steps import sentence as next_trial_sentence
@@ -60,8 +63,9 @@ def scale(analysis: Analysis) -> list[str]:
         return [f"No configuration ran on more than one number of {ranks[1]}: {add}."]
     rows = rows[rows["world_size"] == rows.groupby("series")["world_size"].transform("max")]
     real = without_emulated(analysis.configurations.loc[rows["configuration"].astype(int).unique()])
-    rows = rows[rows["configuration"].isin(real.index)]
-    return [text for kind in (WEAK, STRONG) if (text := _range(analysis, rows[rows["scaling"] == kind], kind))]
+    counted = rows[rows["configuration"].isin(real.index)]
+    found = [text for kind in (WEAK, STRONG) if (text := _range(analysis, counted[counted["scaling"] == kind], kind))]
+    return [*found, "Emulated interconnects are not among them."] if found and len(counted) < len(rows) else found
 
 
 def _range(analysis: Analysis, rows: pd.DataFrame, kind: str) -> str | None:
@@ -91,37 +95,63 @@ def holds_back(analysis: Analysis) -> list[str]:
     shares = analysis.headline_regions
     bound = shares["bound"]
     if isinstance(bound, str):
-        share = float(shares[bound])
-        takes = f": {WORDS[bound].takes}, {percent(share)} of the step" if share > 0 else ""
-        if bound == "host" and not takes:
-            takes = f": {launching(analysis.headline_row)}"
+        takes = _takes(analysis, bound)
         workload = analysis.headlines[0].shown
         label = configuration_label(workload, workload, study_ranks(analysis))
         of_workload = f" of {label}" if label else ""
         sentences.append(f"The step{of_workload} is bound by {WORDS[bound].label}{takes}.")
     if analysis.lost_ranks:
         lost = sum(analysis.lost_ranks.values())
-        causes = {name: value for name, value in analysis.lost_ranks.items() if name in CAUSES}
-        largest = max(causes, key=lambda name: causes[name])
         if lost >= LEAST_LOST:
-            decimals = lost_decimals(lost)
-            most = f"most to {SLOWDOWN_LABELS[largest]} ({number(causes[largest], decimals)})"
-            if causes[largest] < max(LEAST_LOST, lost / 10):
-                most = "without a measured cause that matters"
-            elif analysis.lost_ranks["remainder_s"] >= LEAST_LOST:
-                most += f"; {number(analysis.lost_ranks['remainder_s'], decimals)} unexplained"
             one, several = study_ranks(analysis)
-            shown = f"{number(lost, decimals)} {f'{one} is' if lost <= 1 else f'{several} are'}"
-            sentences.append(f"{shown} lost, {most}.")
+            shown = f"{number(lost, lost_decimals(lost))} {f'{one} is' if lost <= 1 else f'{several} are'}"
+            sentences.append(f"{shown} lost, {largest_cause(analysis.lost_ranks, lost)}.")
     elif (analysis.configurations["world_size"] > 1).any() and pd.isna(shares["wire"]):
-        sentences.append(
-            "Communication was not measured separately: rerun with --set communication_steps=10."
-            if analysis.communication.slowed.empty
-            else "Communication is unknown, because the profiler slows the steps too much: use a larger batch."
-        )
+        strategy = without_breakdown(analysis.headline_row)
+        if not analysis.communication.slowed.empty:
+            sentences.append(
+                "Communication is unknown, because the profiler slows the steps too much: use a larger batch."
+            )
+        elif strategy:
+            sentences.append(f"{strategy} has no communication breakdown.")
+        else:
+            sentences.append("Communication was not measured separately: rerun with --set communication_steps=10.")
     if len(sentences) < 2 and (late := late_ranks(analysis)):
         sentences.append(late)
     return sentences
+
+
+def _takes(analysis: Analysis, bound: str) -> str:
+    """Return how much of the headline's step the part takes that bounds it, and the larger part if there is one."""
+    shares = analysis.headline_regions
+    share, words = float(shares[bound]), WORDS[bound]
+    if share <= 0:
+        return f": {launching(analysis.headline_row)}" if bound == "host" else ""
+    of = "of the step"
+    if bound == "load" and analysis.headline_row["world_size"] > 1:
+        of += " of the rank that waits longest"
+    takes = f", {percent(share)} {of}" if words.takes == words.label else f": {words.takes}, {percent(share)} {of}"
+    others = shares[[name for name in REGIONS if name not in (bound, "compute")]].astype(float).fillna(0.0)
+    if bound == "host" and others.max() > share:  # its launches also delay what waits for them
+        takes += f"; {WORDS[str(others.idxmax())].takes} takes {percent(others.max())}"
+    return takes
+
+
+def largest_cause(lost_ranks: Mapping[str, float], lost: float) -> str:
+    """Name the largest cause of lost ranks, with the same rounding as the card, and what has no measured cause."""
+    causes = {name: value for name, value in lost_ranks.items() if name in CAUSES}
+    largest, remainder = max(causes, key=lambda name: causes[name]), lost_ranks["remainder_s"]
+    if causes[largest] < max(LEAST_LOST, lost / 10):
+        return "without a measured cause that matters"
+    decimals = lost_decimals(lost)
+    shown = {name: number(units / 10**decimals, decimals) for name, units in shown_parts(lost_ranks, lost).items()}
+    unexplained = shown.get("remainder_s", number(0.0, decimals))
+    cause = f"{SLOWDOWN_LABELS[largest]} ({shown.get(largest, number(causes[largest], decimals))})"
+    if remainder < LEAST_LOST:
+        return f"most to {cause}"
+    if remainder < causes[largest]:
+        return f"most to {cause}; {unexplained} unexplained"
+    return f"{unexplained} of it unexplained; the largest measured cause is {cause}"
 
 
 def change(analysis: Analysis) -> list[str]:
@@ -129,7 +159,8 @@ def change(analysis: Analysis) -> list[str]:
     if analysis.headline is None:
         return []
     gains = analysis.gains
-    measured = gains[gains["is_measured"] & (gains["gain"] > 1)]
+    # a gain whose interval contains none is not stated; one without repeats has no interval
+    measured = gains[gains["is_measured"] & (gains["gain"] > 1) & ~(gains["gain_low"].astype(float) <= 1)]
     bounds = gains[~gains["is_measured"].astype(bool)]
     bounds = bounds[~(bounds["gain"].astype(float) < largest_gain(NOISE))]
     sentences = []
@@ -169,21 +200,29 @@ def more(analysis: ReportInputs) -> list[str]:
         return []
     models = analysis.models
     if not models:
-        scaling = analysis.scaling
-        if (is_own := (scaling["configuration"] == analysis.headline) & (scaling["ideal"] > 1)).any():
-            return [f"No prediction: {without_series(analysis, scaling[is_own].iloc[-1])}."]
-        several, sizes = study_ranks(analysis)[1], analysis.configurations["world_size"].astype(int)
-        add = f"add --gpus {sizes_to_measure(max(sizes, default=1))}"
-        return [f"No prediction: it needs one configuration on at least two numbers of {several}: {add}."]
+        return [f"No prediction: {_without_model(analysis)}."]
     largest = max(model.series.sizes[-1] for model in models)
     rows = forecast(analysis, [largest * factor for factor in FORECAST_FACTORS]).rows
     own = [model.number for model in models if analysis.headline in set(model.series.points["configuration"])]
     caveats = rows[rows["series"].isin(own[:1])]["caveat"].dropna()
     trial = next_trial(analysis)
     return [
+        *([] if own else [f"No prediction for the fastest configuration: {_without_model(analysis)}."]),
         *[text for caveat, text in _CAVEATS.items() if caveat in set(caveats)],
         *([] if trial is None else [next_trial_sentence(analysis, trial)]),
     ]
+
+
+def _without_model(analysis: ReportInputs) -> str:
+    """Return why the headline has no prediction although no law was rejected for it."""
+    scaling = analysis.scaling
+    if (is_own := (scaling["configuration"] == analysis.headline) & (scaling["ideal"] > 1)).any():
+        return without_series(analysis, scaling[is_own].iloc[-1])
+    several, sizes = study_ranks(analysis)[1], analysis.configurations["world_size"].astype(int)
+    return (
+        f"it needs one configuration on at least two numbers of {several}: "
+        f"add --gpus {sizes_to_measure(max(sizes, default=1))}"
+    )
 
 
 def actions(analysis: Analysis) -> list[str]:
@@ -227,12 +266,13 @@ def _repeats(configurations: pd.DataFrame) -> list[str]:
     low, high = (configurations[f"throughput_samples_per_s_{end}"].astype(float) for end in ("low", "high"))
     half_width = ((high / low) ** 0.5 - 1).mask(more_repeats > 0)
     if single := int((configurations["n"] == 1).sum()):
-        return [f"Run more repeats: {single} of {count} configurations ran once, so they have no interval."]
+        return [f"Run more repeats: {single} of {count} configurations ran once, which gives no interval."]
     if (more_repeats > 0).any():
         needed = further_repeats(float(more_repeats.max()))
-        return [f"Run {needed}: {int((more_repeats > 0).sum())} of {count} throughputs are not resolved."]
+        unresolved = int((more_repeats > 0).sum())
+        return [f"Run {needed}: {part_of(unresolved, count, 'throughputs')} not resolved."]
     if wide := int((half_width > WIDE_INTERVAL).sum()):
-        return [f"Run more repeats: {wide} of {count} intervals are wider than ±{percent(WIDE_INTERVAL)}."]
+        return [f"Run more repeats: {part_of(wide, count, 'intervals')} wider than ±{percent(WIDE_INTERVAL)}."]
     return []
 
 

@@ -212,7 +212,9 @@ def levers(analysis: Analysis) -> Table:
             Column("note", "to do", "what you have to do or check if you use it."),
         ),
         pd.DataFrame(rows, columns=names).astype(numbers),
-        f"{right} of {measured} upper bounds held: no entire interval is above its bound." if measured else "",
+        f"{right} of {measured} upper bounds held. A bound fails if the entire measured interval is above it."
+        if measured
+        else "",
     )
 
 

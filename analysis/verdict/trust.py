@@ -12,7 +12,17 @@ from analysis.read.environment import WHEN, commit, done_environments, reading, 
 from analysis.read.own_code import COMMAND_COLUMN
 from analysis.statistics import WIDEST
 from analysis.study import Analysis, study_ranks
-from analysis.text import GIB, configuration_label, further_repeats, join, named, number, percent, telling_fields
+from analysis.text import (
+    GIB,
+    configuration_label,
+    further_repeats,
+    join,
+    named,
+    number,
+    part_of,
+    percent,
+    telling_fields,
+)
 from analysis.two_way import OUTLYING_P
 from analysis.verdict import accuracy as accuracy_verdict
 from analysis.verdict.bottleneck import NOISE
@@ -308,7 +318,7 @@ def _repeats(configurations: pd.DataFrame) -> list[str]:
     repeats = f"{fewest}" if fewest == most else f"{fewest} to {most}"
     if single:
         lines.append(
-            f"{single} of {len(configurations)} configurations ran once and have no interval: "
+            f"{single} of {len(configurations)} configurations ran once, which gives no interval: "
             "run the study with more repeats."
         )
     low, high = (configurations[f"throughput_samples_per_s_{end}"] for end in ("low", "high"))
@@ -316,15 +326,15 @@ def _repeats(configurations: pd.DataFrame) -> list[str]:
     more = configurations["throughput_samples_per_s_more"].astype(float)
     if (more > 0).any():
         lines.append(
-            f"{int((more > 0).sum())} of {len(configurations)} throughputs are not resolved: their 95 % intervals are "
-            f"wider than a factor of {WIDEST:g}. They need up to {further_repeats(more.max())}."
+            f"{part_of(int((more > 0).sum()), len(configurations), 'throughputs')} not resolved, with a 95 % interval "
+            f"wider than a factor of {WIDEST:g}: add up to {further_repeats(more.max())}."
         )
     half_width = half_width[~(more > 0)]
     if half_width.notna().any():
         wide = int((half_width > WIDE_INTERVAL).sum())
         advice = (
-            f"{wide} of {len(configurations)} are wider than ±{percent(WIDE_INTERVAL)}: "
-            "compare those with care, or add repeats."
+            f"{part_of(wide, len(configurations), 'intervals')} wider than ±{percent(WIDE_INTERVAL)}: "
+            "compare with care, or add repeats."
             if wide
             else f"None is wider than ±{percent(WIDE_INTERVAL)}."
         )

@@ -1,7 +1,7 @@
 """Lines of the card on scaling: the work of many ranks, what is lost by cause, and more ranks than measured."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -130,28 +130,33 @@ def lost(analysis: Analysis, subject: Subject) -> CardLine | None:
         text = f"{shown}; causes not measured{_why_no_causes(subject)}"
         return CardLine("lost", "lost", text, quantities)
     note = ", not significantly different from 0" if total_low <= 0 else ""
-    causes = _sum(_shown_parts(parts, total, decimals), decimals, analysis, subject)
+    causes = _sum(shown_parts(parts, total), decimals, analysis, subject)
     return CardLine("lost", "lost", f"{shown}{note}: {causes}", quantities)
 
 
 def _why_no_causes(subject: Subject) -> str:
-    strategy = subject.row.get("parallel")
-    if isinstance(strategy, str) and not strategy.startswith("ddp"):
+    if strategy := without_breakdown(subject.row):
         return f" ({strategy} has no communication breakdown)"
     return " (rerun with --set communication_steps=10)" if subject.row.get("communication_steps") == 0 else ""
+
+
+def without_breakdown(row: pd.Series) -> str:
+    """Return the strategy of a configuration if its causes of lost work cannot be measured, else an empty string."""
+    strategy = row.get("parallel")
+    return strategy if isinstance(strategy, str) and not strategy.startswith("ddp") else ""
 
 
 def _key(name: str) -> str:
     return {"remainder_s": "unexplained"}.get(name, name.removesuffix("_s"))
 
 
-def _shown_parts(parts: dict[str, float], total: float, decimals: int) -> dict[str, int]:
+def shown_parts(parts: Mapping[str, float], total: float) -> dict[str, int]:
     """Return the parts in units of the last decimal, largest first, such that they add up to `total` as it is shown.
 
     Only the largest causes are named; the others are one part. Each part is rounded down, and those that lose most by
     it take what is left of the shown total, so that each is within one unit of its value.
     """
-    units = 10**decimals
+    units = 10 ** lost_decimals(total)
     causes = {name: value for name, value in parts.items() if name != "remainder_s"}
     named = sorted(causes, key=lambda name: -abs(causes[name]))[: MOST_CAUSES - 1]
     named = [name for name in named if abs(causes[name]) >= LEAST_LOST]

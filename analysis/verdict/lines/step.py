@@ -139,10 +139,10 @@ def batch(analysis: Analysis, subject: Subject) -> CardLine | None:
     if pd.isna(row["relative"]) or smallest["configuration"] == subject.configuration:
         return None
     ratio = float(row["relative"] / smallest["relative"])
-    names = join([str(int(value)) for value in measured["batch_per_gpu"]])
+    names = join([number(value, 0) for value in measured["batch_per_gpu"]])
     text = (
-        f"{int(row['batch_per_gpu'])} is the fastest of {names}: {number(ratio, 1 if ratio >= 2 else 2)}x the rate of "
-        f"{int(smallest['batch_per_gpu'])}"
+        f"{number(row['batch_per_gpu'], 0)} is the fastest of {names}: "
+        f"{number(ratio, 1 if ratio >= 2 else 2)}x the rate of {number(smallest['batch_per_gpu'], 0)}"
     )
     quantities = [Quantity("speed_up_over_smallest_batch", ratio, "1")]
     if pd.notna(row["peak_memory_bytes"]):
@@ -152,7 +152,7 @@ def batch(analysis: Analysis, subject: Subject) -> CardLine | None:
             text += f" ({percent(row['memory_share'])} of the memory)"
     too_large = curve[curve["outcome"] == OUT_OF_MEMORY]
     if len(too_large):
-        text += f"; {int(too_large['batch_per_gpu'].min())} runs out of memory"
+        text += f"; {number(too_large['batch_per_gpu'].min(), 0)} runs out of memory"
     return CardLine("batch", "batch", text, tuple(quantities))
 
 

@@ -97,12 +97,14 @@ def _strong_alike(analysis: Analysis, weak: pd.Series) -> tuple[pd.Series | None
 def shortened(labels: Sequence[str]) -> list[str]:
     """Return labels of at most `LONGEST_WORKLOAD` characters, without the words that all begin with if need be."""
     short = [_cut(label) for label in labels]
-    if len(set(short)) == len(set(labels)):
+    if short == list(labels):
         return short
     words = [label.split(" ") for label in labels]
-    shared = len(os.path.commonprefix(words))
+    shared = len(os.path.commonprefix(words)) if len(labels) > 1 else 0
     while shared and words[0][shared - 1].startswith("-"):  # an argument whose values differ
         shared -= 1
+    if not shared:
+        return short
     return [_cut(" ".join(["…", *own[shared:]]) if own[shared:] else " ".join(own)) for own in words]
 
 

@@ -129,7 +129,7 @@ class Card:
         if not self.is_partial:
             return self.title
         done = (self.planned_trials or 0) - self.missing_trials
-        return f"{self.title} (partial: {done} of {self.planned_trials} trials)"
+        return f"{self.title} (partial: {done} of {self.planned_trials} planned trials)"
 
     def line(self, key: str) -> CardLine | None:
         """Return the line with this key; None if the card has none."""

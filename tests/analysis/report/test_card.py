@@ -164,7 +164,7 @@ def numbers_of(line: dict[str, Any]) -> dict[tuple[str, str | None], dict[str, A
 def test_partial_study_names_the_command_that_resumes_it(tmp_path: Path) -> None:
     card = card_at(interrupted(tmp_path / "results"))
     assert (card.is_partial, card.missing_trials, card.planned_trials) == (True, 5, 15)
-    assert "(partial: 10 of 15 trials)" in as_text(card)
+    assert "(partial: 10 of 15 planned trials)" in as_text(card)
     assert card.resume_command.startswith("python -m study.scaling run weak --gpus 1,2,4")
     line = card.line("do_next")
     assert line is not None and card.resume_command in line.text

@@ -200,7 +200,7 @@ def test_a_batch_that_runs_out_of_memory_is_not_compared_with_those_that_fit(tmp
         write_trial(tmp_path, record(GPU | {"world_size": 1, "batch_per_gpu": size}, status, "out of memory"))
     shown = text(card_of(analysed(tmp_path)), "batch")
     assert "256 is the fastest of 32 and 256" in shown
-    assert shown.endswith("; 1024 runs out of memory")
+    assert shown.endswith("; 1,024 runs out of memory")
 
 
 def test_failed_trials_are_counted_by_reason_without_their_rank(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_failed_trials_are_counted_by_reason_without_their_rank(tmp_path: Path) 
 def test_study_without_trials_says_what_runs_it(tmp_path: Path) -> None:
     write_study(tmp_path, "weak", configuration={"planned_trials": ["a", "b"]})
     card = card_of(analysed(tmp_path))
-    assert (card.form, card.trust.level, card.heading) == ("nothing", "poor", "weak (partial: 0 of 2 trials)")
+    assert (card.form, card.trust.level, card.heading) == ("nothing", "poor", "weak (partial: 0 of 2 planned trials)")
     assert text(card, "do_next") == "finish the study: python -m study.scaling run weak"
 
 

@@ -1,0 +1,74 @@
+"""Sentences of the report: what they may claim, and that they agree with the card."""
+
+import pytest
+
+from analysis.compare.causes import SLOWDOWN_PARTS
+from analysis.predict.inputs import ReportInputs
+from analysis.report.answer_tables import MOST_ROWS, changes, outlook, shortened
+from analysis.report.sentences import change, holds_back, largest_cause, more, scale
+from analysis.tables.accuracy import lossless_batch
+from analysis.text import part_of
+from tests.support.cards import committed_inputs
+
+
+def study_named(name: str) -> ReportInputs:
+    """Return a committed study, in its main environment."""
+    return committed_inputs(name)[0]
+
+
+def lost(**seconds: float) -> dict[str, float]:
+    return dict.fromkeys(SLOWDOWN_PARTS, 0.0) | seconds
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        (lost(transfer_s=0.15, remainder_s=0.001), "most to exposed transfer (0.15)"),
+        (lost(transfer_s=0.15, remainder_s=0.05), "most to exposed transfer (0.15); 0.05 unexplained"),
+        (
+            lost(wait_s=0.05, remainder_s=0.15),
+            "0.15 of it unexplained; the largest measured cause is wait for slowest rank (0.05)",
+        ),
+        (lost(transfer_s=0.001, remainder_s=0.2), "without a measured cause that matters"),
+    ],
+)
+def test_the_largest_cause_is_called_the_most_only_if_it_is(parts: dict[str, float], expected: str) -> None:
+    assert largest_cause(parts, sum(parts.values())) == expected
+
+
+def test_some_of_several_agree_with_their_verb() -> None:
+    assert [part_of(count, 8, "intervals") for count in (1, 3)] == ["1 of 8 intervals is", "3 of 8 intervals are"]
+
+
+def test_a_strategy_without_breakdown_is_not_told_to_measure_one() -> None:
+    assert holds_back(study_named("averaging-4gpu"))[-1] == "dp has no communication breakdown."
+
+
+def test_a_gain_that_is_not_significant_is_not_advice() -> None:
+    study = study_named("forum-phases")
+    first = study.gains[study.gains["is_measured"]].iloc[0]
+    assert first["gain"] > 1 > first["gain_low"]
+    assert not [sentence for sentence in change(study) if sentence.startswith("Measured:")]
+
+
+def test_a_long_table_of_changes_says_how_many_it_has() -> None:
+    study = study_named("everything")
+    assert len(study.gains) > MOST_ROWS
+    assert changes(study).note == f"The first {MOST_ROWS} of {len(study.gains)} rows."
+
+
+def test_predictions_of_other_configurations_than_the_cards_are_named() -> None:
+    study = study_named("gpt2-scaling")
+    assert more(study)[0].startswith("No prediction for the fastest configuration: ")
+    assert "configuration" in [column.header for column in outlook(study).columns]
+
+
+def test_a_range_without_emulated_interconnects_says_so() -> None:
+    assert scale(study_named("captured"))[-1] == "Emulated interconnects are not among them."
+    assert "Emulated" not in " ".join(scale(study_named("default-2gpu")))
+
+
+def test_a_difference_at_the_first_lossy_batch_names_that_batch() -> None:
+    table = shortened(lossless_batch(study_named("hpml-lab4")))
+    headers = [column.header for column in table.columns]
+    assert headers.index("difference there (points)") == headers.index("first lossy batch") + 1
