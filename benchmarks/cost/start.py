@@ -4,8 +4,9 @@
     python -m benchmarks.cost.start --launches 4 --groups 4
 
 Each launch is a command of its own, with a Ray of its own, and measures the same trial in several worker groups. Times
-come from its results folder. Goals: first warm-up within 25 s of the command, and at most 5 s from the end of a group's
-last trial to the first warm-up of the next group, whose ranks are new processes.
+come from its results folder. Goals: first warm-up within 25 s of the command, and at most 5 s from when a group's last
+trial is stored to the first warm-up of the next group, whose ranks are new processes. The first trial on a host also
+measures the matmul limit after its windows, for 5 s per number format; these seconds are part of the trial.
 
 Do groups that follow in one launch vary as much as launches do? If not, the intervals of a study, whose groups mostly
 share a launch, would be too narrow. The logarithm of the throughput of each group is split into launches and groups
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from analysis.measure.measures import summaries
@@ -66,7 +68,12 @@ def launched(arguments: Sequence[str]) -> list[dict[str, Any]]:
         began_at = time.time()
         subprocess.run([sys.executable, "-m", "study.scaling", *arguments, "--out", out], check=True)
         took_s = time.time() - began_at
-        records = sorted(Store.at(out).records(), key=lambda record: record["started_at"])
+        store = Store.at(out)
+        records = sorted(store.records(), key=lambda record: record["started_at"])
+        stored_at = {
+            record["trial_id"]: Path(store.trial_folder(record["trial_id"]), "trial.json").stat().st_mtime
+            for record in records
+        }
         results = load_reduced(out)
         measured = summaries(results.trials, results.windows).set_index("trial_id")["throughput_samples_per_s"]
     ends_at, groups = began_at, []
@@ -83,7 +90,7 @@ def launched(arguments: Sequence[str]) -> list[dict[str, Any]]:
             }
             | {f"{part}_after_s": end - asked_at for part, end in zip(PARTS, ends, strict=True)}
         )
-        ends_at = started_at + record["duration_s"]
+        ends_at = stored_at[record["trial_id"]]
     return groups
 
 

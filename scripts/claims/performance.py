@@ -19,6 +19,7 @@ from scripts.claims.sources import (
     table,
     yes_no,
 )
+from trainables.measure.matmul_limit import LIMIT_S
 
 says, stated, shows = on_page("docs/performance.md")
 
@@ -208,6 +209,7 @@ STUDY: Entries = [
         figure(START, f"{FIRST}, slowest"),
         figure(START, f"{FURTHER}, slowest"),
     ),
+    says("about {}\nof them before the group was requested", number(2 * LIMIT_S)),
     says(
         "over NCCL, at most {} s after the request",
         number(max(row["rehearsed_after_s"] for row in samples(START) if row["process_began_after_s"] < 0)),
