@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from analysis.compare.causes import SLOWDOWN_PARTS
+from analysis.figures.bars import stacked_bars
 from analysis.figures.style import (
     INK,
     MARKERS,
@@ -20,7 +21,6 @@ from analysis.figures.style import (
     grid_of_axes,
     legend,
     outer_labels,
-    stacked_bars,
     wrapped,
 )
 from analysis.measure.allreduce import KEYS

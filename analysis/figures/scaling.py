@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 
 from analysis.compare.one_field import like_headline
 from analysis.compare.scaling import STRONG, WEAK
+from analysis.figures.bars import stacked_bars
 from analysis.figures.style import (
     INK,
     MARKERS,
@@ -35,7 +36,6 @@ from analysis.figures.style import (
     mark_brief,
     most_panels,
     outer_labels,
-    stacked_bars,
     wrapped,
 )
 from analysis.measure.configurations import LAYOUT

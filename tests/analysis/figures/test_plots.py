@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from analysis.figures.answers import gains, lost_ranks, lost_rows, work_rows
+from analysis.figures.bars import stacked_bars
 from analysis.figures.scaling import phases, scaling_weak
 from analysis.figures.steps import loss
 from analysis.figures.style import (
@@ -26,7 +27,6 @@ from analysis.figures.style import (
     limits,
     narrow,
     render,
-    stacked_bars,
 )
 from analysis.predict.inputs import ReportInputs, with_models
 from analysis.read.results import load
