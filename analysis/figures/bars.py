@@ -1,6 +1,6 @@
 """Stacked bars, one per configuration, and their labels."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -24,13 +24,50 @@ from analysis.figures.style import (
     most_panels,
     note_hidden_panels,
 )
-from analysis.text import brief_label, configuration_label, telling_fields, value_label
+from analysis.text import brief_label, configuration_label, telling_fields, text, value_label
 
 MOST_LABEL_LINES = 4
 """Maximum lines of the label of a bar; longer ones are cut."""
 
+MOST_COMMON = "most common settings"
+"""Label of the configuration that has the most common value of every field."""
+
 _VISIBLE_SHARE = 0.01
 """Share of the longest bar of its panel below which a part is too small to recognise, and is not in the legend."""
+
+
+def identifying_label(
+    configurations: pd.DataFrame,
+    row: pd.Series,
+    fields: Sequence[str],
+    ranks: tuple[str, str],
+    *,
+    is_brief: bool = False,
+    only: Sequence[str],
+) -> str:
+    """Return the label of a configuration that tells it from the other ones of `configurations`.
+
+    Of many fields, only those that differ from the most common value are named; see `telling_fields`. only: the fields
+    to name, unless none of them is telling.
+    """
+    telling = telling_fields(configurations, row, fields)
+    named = [name for name in telling if name in only] or telling
+    label = brief_label(configurations, row, named, ranks) if is_brief else configuration_label(row, named, ranks)
+    if set(telling) <= {"world_size"} and len(telling) < len(fields):
+        return f"{label}, {MOST_COMMON}" if label else MOST_COMMON
+    return label
+
+
+def needed_fields(panel: pd.DataFrame, fields: Sequence[str]) -> list[str]:
+    """Return the fields that identify the rows of a panel: no constant ones, and none that another one implies."""
+    needed: list[str] = []
+    for name in fields:
+        values = panel[name].map(text)
+        if values.nunique() > 1 and not any(
+            (values.groupby(panel[other].map(text)).nunique() == 1).all() for other in needed
+        ):
+            needed.append(name)
+    return needed or list(fields)
 
 
 def _bar_labels(
@@ -40,21 +77,30 @@ def _bar_labels(
     ranks: tuple[str, str],
     columns: int,
 ) -> dict[Any, str]:
-    """Return the wrapped labels of all bars, brief ones if one of them had to be cut otherwise."""
+    """Return the wrapped labels of all bars.
+
+    If one is too long, all are brief; if one still is, they leave out what other fields of the panel imply.
+    """
     width = 22 if is_narrow() else 64 if columns == 1 else 40
-    rows = {index: row for panel in panels for index, row in panel.iterrows()}
-    fields = {index: telling_fields(configurations, row, varying) for index, row in rows.items()}
-
-    def lines_of(label: Callable[[pd.Series, list[str]], str]) -> dict[Any, list[str]]:
-        return {index: filled(label(row, fields[index]), width).splitlines() for index, row in rows.items()}
-
-    labels = lines_of(lambda row, names: configuration_label(row, names, ranks))
-    if any(len(lines) > MOST_LABEL_LINES for lines in labels.values()):
-        labels = lines_of(lambda row, names: brief_label(configurations, row, names, ranks))
-    return {
-        index: "\n".join(lines if len(lines) <= MOST_LABEL_LINES else [*lines[: MOST_LABEL_LINES - 1], "…"])
-        for index, lines in labels.items()
-    }
+    for is_brief, is_shortest in ((False, False), (True, False), (True, True)):
+        labels = {
+            index: identifying_label(
+                configurations,
+                row,
+                varying,
+                ranks,
+                is_brief=is_brief,
+                only=needed_fields(panel, varying) if is_shortest else varying,
+            )
+            for panel in panels
+            for index, row in panel.iterrows()
+        }
+        complete = {index: filled(label, width) for index, label in labels.items()}
+        if all(label.count("\n") < MOST_LABEL_LINES for label in complete.values()):
+            return complete
+    cut = {index: filled(label, width, MOST_LABEL_LINES) for index, label in labels.items()}
+    is_distinct = len(set(cut.values())) == len(set(labels.values()))
+    return cut if is_distinct else complete
 
 
 def stacked_bars(

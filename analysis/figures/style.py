@@ -1,6 +1,7 @@
 """Style, panels, legends and rendering, shared by all figures."""
 
 import io
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -186,14 +187,30 @@ def wrapped(label: str, columns: int) -> str:
     return filled(label, 40 if is_narrow() else {1: 60, 2: 44}.get(columns, 28))
 
 
-def filled(label: str, width: int) -> str:
+def filled(label: str, width: int, most_lines: int = MOST_LINES) -> str:
     """Wrap a label at spaces, but keep a value and its mark "(emulated)" on one line.
 
-    Words wider than a line are broken and lines after `MOST_LINES` left out, so that a panel keeps its room.
+    Words wider than a line are broken, if possible after a colon, slash or underscore. Lines after `most_lines` are
+    left out, so that a panel keeps its room.
     """
     joined = label.replace(" (emulated)", "\u00a0(emulated)")
-    lines = textwrap.fill(joined, width, break_on_hyphens=False, max_lines=MOST_LINES, placeholder="…")
+    words = " ".join(" ".join(_pieces(word, width)) for word in joined.split(" "))
+    lines = textwrap.fill(words, width, break_on_hyphens=False, max_lines=most_lines, placeholder="…")
     return lines.replace("\u00a0(emulated)", " (emulated)")
+
+
+def _pieces(word: str, width: int, separators: Sequence[str] = (":/", "_.")) -> list[str]:
+    """Break a word wider than a line after separators, the more telling ones first, into pieces as wide as possible."""
+    if len(word) <= width or not separators:
+        return [word]
+    first, *others = separators
+    pieces: list[str] = []
+    for part in re.findall(rf"[^{first}]*[{first}]+|[^{first}]+", word):
+        if pieces and len(pieces[-1]) + len(part) <= width:
+            pieces[-1] += part
+        else:
+            pieces += _pieces(part, width, others)
+    return pieces
 
 
 class LineEnd(NamedTuple):

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from analysis.figures.answers import gains, lost_ranks, lost_rows, work_rows
-from analysis.figures.bars import stacked_bars
+from analysis.figures.bars import MOST_COMMON, MOST_LABEL_LINES, stacked_bars
 from analysis.figures.scaling import phases, scaling_weak
 from analysis.figures.steps import loss
 from analysis.figures.style import (
@@ -21,6 +21,7 @@ from analysis.figures.style import (
     MAX_FACETS,
     MOST_INTERVAL,
     LineEnd,
+    filled,
     grid_of_axes,
     label_ends,
     legend,
@@ -218,6 +219,58 @@ def test_bars_of_many_fields_keep_distinct_labels_on_a_phone() -> None:
     own = found.rename(columns={"order": "flag order", "storage": "NCCL_ALGO"}).assign(script="/home/me/train.py")
     shown = brief_label(own, own.iloc[0], ["script", "NCCL_ALGO", "flag order"], ("GPU", "GPUs"))
     assert shown == "script /home/me/train.py, NCCL_ALGO=arrow_raw, order in_order"
+
+
+def bar_labels(found: pd.DataFrame, names: list[str]) -> list[str]:
+    """Return the labels of the bars of a figure for a phone, from top to bottom."""
+    values = pd.DataFrame({"forward_s": np.ones(len(found))}, index=found.index)
+    with narrow():
+        figure = stacked_bars(found, values, PHASE_LABELS, names, ("GPU", "GPUs"), "ms")
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    plt.close(figure)
+    return labels
+
+
+def test_labels_too_long_for_a_phone_leave_out_what_other_fields_imply() -> None:
+    analysis = analyse(load(RESULTS / "acceleration-ladder-1gpu"))
+    labels = bar_labels(analysis.configurations, list(analysis.axes))
+    assert len(set(labels)) == len(analysis.configurations)
+    assert not any("…" in label or label.count("\n") >= MOST_LABEL_LINES for label in labels)
+    assert not any("cpus" in label or "shared_memory" in label for label in labels), (
+        "the workers and storage imply them"
+    )
+    assert any("fp16_master" in label for label in labels)
+
+
+def test_labels_that_a_cut_would_make_alike_are_longer() -> None:
+    found = pd.DataFrame({"model": [20 * "word " + letter for letter in "ab"], "batch_per_gpu": 4})
+    labels = bar_labels(found, ["model"])
+    assert [label[-1] for label in labels] == ["a", "b"]
+    assert all(label.count("\n") >= MOST_LABEL_LINES for label in labels)
+    found["model"] = [letter + 20 * " word" for letter in "ab"]
+    assert {label.count("\n") + 1 for label in bar_labels(found, ["model"])} == {MOST_LABEL_LINES}
+    assert all(label.endswith("word…") for label in bar_labels(found, ["model"])), "the sign is no line of its own"
+
+
+def test_long_words_are_broken_after_separators() -> None:
+    assert filled("faulty_workloads.py:language_model, fsdp2", 22) == "faulty_workloads.py:\nlanguage_model, fsdp2"
+    lines = filled("function.py:train_func, config", 22).splitlines()
+    assert lines == ["function.py:", "train_func, config"], "no line starts with a comma"
+
+
+def test_the_bar_with_the_most_common_settings_has_a_label() -> None:
+    fields = [f"field {i}" for i in range(9)]
+    rows = [{name: "usual" for name in fields} for _ in range(10)]
+    for i, name in enumerate(fields):
+        rows[i + 1][name] = "other"
+    found = pd.DataFrame(rows).assign(batch_per_gpu=4)
+    labels = bar_labels(found, fields)
+    assert MOST_COMMON in labels and all(labels)
+    sizes = found.assign(world_size=2)
+    sizes.loc[0, "world_size"] = 1
+    assert f"world size 1, {MOST_COMMON}" in [
+        " ".join(label.split()) for label in bar_labels(sizes, [*fields, "world_size"])
+    ]
 
 
 def test_names_of_hundreds_of_characters_leave_room_for_the_bars() -> None:
