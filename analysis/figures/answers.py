@@ -1,5 +1,6 @@
 """Figures of the study's answer: work done by the ranks, where ranks are lost, and what a change would gain."""
 
+import math
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -11,6 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
 from analysis.compare.causes import visible_causes
+from analysis.figures.predictions import is_predicted
 from analysis.figures.style import (
     COLOURS,
     GRID,
@@ -37,7 +39,10 @@ _MOST_BARS = 8
 
 
 def work(analysis: ReportInputs) -> Figure | None:
-    """Work of all ranks as a number of ideal ranks: measured (band: 95 % interval), predicted (dashed), and ideal."""
+    """Work of all ranks as a number of ideal ranks: measured (band: 95 % interval), and ideal.
+
+    Dashed, if the scaling can be predicted: predicted.
+    """
     if analysis.headline is None:
         return None
     rows = work_rows(analysis)
@@ -64,13 +69,13 @@ def work(analysis: ReportInputs) -> Figure | None:
         hollow(axis, measured["world_size"][is_open], measured["work"][is_open], colour, "o")
         for scale in (axis.set_xscale, axis.set_yscale):
             scale("log", base=2)
-        for side in (axis.xaxis, axis.yaxis):
-            side.set_major_locator(FixedLocator([float(size) for size in sizes]))
+        lowest, highest = _limits(rows, sizes)
+        halves = [sizes[0] / 2**power for power in range(1, 1 + int(math.log2(sizes[0] / lowest)))]
+        for side, ticks in ((axis.xaxis, sizes), (axis.yaxis, [*halves, *sizes])):
+            side.set_major_locator(FixedLocator([float(tick) for tick in ticks]))
             side.set_minor_locator(NullLocator())
             side.set_major_formatter(StrMethodFormatter("{x:g}"))
-        highest = min(1.05 * float(rows["work_high"].astype(float).max()), 2.0 * sizes[-1])
-        # without an interval, highest is NaN, and max() keeps its first argument
-        axis.set_ylim(min(sizes[0], float(rows["work"].min())) / 1.15, max(1.2 * sizes[-1], highest))
+        axis.set_ylim(lowest, highest)
         labels = [LineEnd(sizes[-1], sizes[-1], "ideal")]
         for _, point in measured.iloc[1:].iterrows():
             shown = "not resolved" if point["is_open"] else number(point["work"], 2 if point["work"] < 10 else 1)
@@ -89,6 +94,19 @@ def work(analysis: ReportInputs) -> Figure | None:
         axis.set_ylabel(f"work, in {ranks[1]}")
         axis.set_title(wrapped(headline_label(analysis), 1), loc="left")
     return figure
+
+
+def _limits(rows: pd.DataFrame, sizes: list[int]) -> tuple[float, float]:
+    """Return limits of the work that show all points, and intervals up to a factor of 2 beyond.
+
+    Below the smallest size, they leave room for a tick and for the number under a point.
+    """
+    work, low, high = (rows[f"work{end}"].astype(float) for end in ("", "_low", "_high"))
+    lowest = float(pd.concat([work, low.clip(lower=work.min() / 2)]).min())
+    if lowest < sizes[0]:
+        lowest = min(lowest / 1.2, 2.0 ** math.floor(math.log2(lowest)))
+    highest = float(pd.concat([1.05 * high.clip(upper=2.0 * sizes[-1]), work]).max())
+    return lowest / 1.15, max(1.2 * sizes[-1], highest)
 
 
 def headline_label(analysis: Analysis) -> str:
@@ -119,7 +137,7 @@ def work_rows(analysis: ReportInputs) -> pd.DataFrame:
     ]
     series = series.drop_duplicates("world_size").assign(kind="measured")
     model = next((m for m in analysis.models if analysis.headline in set(m.series.points["configuration"])), None)
-    parts = [series, *([] if model is None or model.series.host_bound else [_predicted(analysis, model)])]
+    parts = [series, *([] if model is None or not is_predicted(analysis, model) else [_predicted(analysis, model)])]
     rows = pd.concat(parts, ignore_index=True)
     is_wide = rows["is_open"] = rows["efficiency_more"].fillna(0.0) > 0
     for end in ("", "_low", "_high"):
@@ -186,8 +204,11 @@ def lost_rows(analysis: Analysis) -> pd.DataFrame:
     causes = visible_causes(analysis.lost_ranks)
     if not causes:
         return pd.DataFrame(columns=["cause", "lost"])
-    rows = [{"cause": SLOWDOWN_LABELS[name], "lost": value} for name, value in causes.items()]
-    return pd.DataFrame([*rows, {"cause": "total", "lost": sum(analysis.lost_ranks.values())}])
+    total = sum(analysis.lost_ranks.values())
+    shown = {name: value for name, value in causes.items() if round(value, 3) and name != "remainder_s"}
+    shown["remainder_s"] = total - sum(shown.values())
+    rows = [{"cause": SLOWDOWN_LABELS[name], "lost": value} for name, value in shown.items()]
+    return pd.DataFrame([*rows, {"cause": "total", "lost": total}])
 
 
 def gains(analysis: Analysis) -> Figure | None:

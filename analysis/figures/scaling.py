@@ -26,6 +26,7 @@ from analysis.figures.style import (
     facet_fields,
     filled,
     grid_of_axes,
+    headline_first,
     hollow,
     hollow_handle,
     is_brief,
@@ -34,7 +35,6 @@ from analysis.figures.style import (
     legend,
     limits,
     mark_brief,
-    most_panels,
     outer_labels,
     wrapped,
 )
@@ -67,8 +67,7 @@ def _scaling_figure(analysis: Analysis, label: str) -> Figure | None:
         rows[f"percent{end}"] = 100 * rows[f"efficiency{end}"].astype(float).mask(is_wide & (end != ""))
     rest = facet_fields(analysis)
     facets = list(rows.groupby(rest, sort=True, dropna=False)) if rest else [((), rows)]
-    if len(facets) > most_panels():
-        facets.sort(key=lambda facet: analysis.headline not in set(facet[1]["configuration"]))
+    facets = headline_first(facets, lambda facet: analysis.headline in set(facet[1]["configuration"]))
     batches = sorted(rows[batch].unique())
     colours = dict(zip(batches, sns.color_palette("colorblind", len(batches)), strict=True))
     markers = {samples: MARKERS[i % len(MARKERS)] for i, samples in enumerate(batches)}

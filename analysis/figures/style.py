@@ -3,10 +3,10 @@
 import io
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import matplotlib
 
@@ -175,16 +175,25 @@ def column_count(count: int, most: int = 4) -> int:
     return 1 if is_narrow() else min(count, most)
 
 
+Panel = TypeVar("Panel")
+
+
+def headline_first(panels: Sequence[Panel], has_headline: Callable[[Panel], bool]) -> list[Panel]:
+    """Return the panels in their order, but if some have to be left out, that of the headline configuration first."""
+    return sorted(panels, key=lambda panel: len(panels) > most_panels() and not has_headline(panel))
+
+
 def note_hidden_panels(figure: Figure, shown: int, count: int) -> None:
     """Note below the panels that there are more; the legend above would cover a title."""
     if count > shown:
         mark_brief(figure)
-        figure.supxlabel(f"the first {shown} of {count} panels", fontsize=TEXT["font.size"], color=INK)
+        figure.supxlabel(f"{shown} of {count} panels", fontsize=TEXT["font.size"], color=INK)
 
 
-def wrapped(label: str, columns: int) -> str:
-    """Wrap a label to the width of one panel of `columns` columns."""
-    return filled(label, 40 if is_narrow() else {1: 60, 2: 44}.get(columns, 28))
+def wrapped(label: str, columns: int, ends: Sequence["LineEnd"] = ()) -> str:
+    """Wrap a title to the width of one panel of `columns` columns. ends: their labels take room from the panel."""
+    width = 40 if is_narrow() else {1: 60, 2: 44}.get(columns, 28)
+    return filled(label, max(width // 2, width - max((len(end.shown) for end in ends), default=0)))
 
 
 def filled(label: str, width: int, most_lines: int = MOST_LINES) -> str:
@@ -220,6 +229,10 @@ class LineEnd(NamedTuple):
     y: float
     label: str
 
+    @property
+    def shown(self) -> str:
+        return self.label if len(self.label) <= LONGEST_LABEL else f"{self.label[: LONGEST_LABEL - 1]}…"
+
 
 def label_ends(axis: Any, ends: Sequence[LineEnd]) -> None:
     """Write each label next to the end of its line, moved apart so that none overlap. Call it with final limits."""
@@ -237,9 +250,8 @@ def label_ends(axis: Any, ends: Sequence[LineEnd]) -> None:
     back = to_axis.inverted()
     for end, height in zip(ordered, heights, strict=True):
         y = back.transform((to_axis.transform((end.x, end.y))[0], height))[1]
-        shown = end.label if len(end.label) <= LONGEST_LABEL else f"{end.label[: LONGEST_LABEL - 1]}…"
         axis.annotate(
-            shown, (end.x, y), xytext=(7, 0), textcoords="offset points", va="center", fontsize=8.5,
+            end.shown, (end.x, y), xytext=(7, 0), textcoords="offset points", va="center", fontsize=8.5,
             annotation_clip=False,
         )  # fmt: skip
 

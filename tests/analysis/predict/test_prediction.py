@@ -486,7 +486,7 @@ def test_nothing_is_predicted_if_the_host_bounds_one_or_two_gpus(tmp_path: Path)
     assert forecasts.rows["step_s"].isna().all()
     assert any(note.startswith(f"{HOST_BOUND}: ") for note in forecasts.notes)
     assert set(predictions(found).cells()["step time (ms)"]) == {f"– [{HOST_BOUND}]"}
-    assert prediction_fan(found) is not None
+    assert prediction_fan(found) is None
     four = host_bound(tmp_path / "four", 4)
     assert forecast(four, [8]).rows["caveat"].isna().all(), "a step that more ranks turn into a host-bound one"
 

@@ -1,0 +1,104 @@
+"""The figure of predictions shows what is predicted, and marks what is not."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from analysis.figures.answers import work, work_rows
+from analysis.figures.predictions import is_predicted, prediction_fan
+from analysis.figures.style import MOST_BRIEF_PANELS, brief, render_svg
+from tests.support.cards import committed_inputs
+
+
+@pytest.fixture(autouse=True)
+def closed_figures() -> Iterator[None]:
+    yield
+    plt.close("all")
+
+
+def fan(name: str) -> Figure:
+    with brief():
+        figure = prediction_fan(committed_inputs(name)[0])
+    assert figure is not None
+    return figure
+
+
+def panels(figure: Figure) -> dict[str, Any]:
+    return {axis.get_title().replace("\n", " "): axis for axis in figure.axes if axis.get_visible()}
+
+
+def dashed(axis: Any) -> list[Line2D]:
+    """Return the predicted lines of a panel; the ideal one is dotted."""
+    return [line for line in axis.lines if line.get_linestyle() == "--" and line.get_linewidth() > 1]
+
+
+def legend_of(figure: Figure) -> list[str]:
+    return [text.get_text() for made in figure.legends for text in made.get_texts()]
+
+
+def test_nothing_is_predicted_for_scaling_that_is_not_resolved() -> None:
+    figure = fan("interconnect/1gbit")
+    axes = panels(figure)
+    assert not dashed(axes["mlp"]) and dashed(axes["resnet18_small"])
+    assert [text.get_text() for text in axes["mlp"].texts] == ["batch 8"], "next to its last measured point"
+    hollow = [line for line in axes["mlp"].lines if line.get_markerfacecolor() == "white" and len(line.get_xdata())]
+    assert [list(line.get_xdata()) for line in hollow] == [[2]]
+    assert "not resolved" in legend_of(figure)
+    unresolved = committed_inputs("interconnect/unlimited")[0]
+    assert not any(is_predicted(unresolved, model) for model in unresolved.models)
+    assert prediction_fan(unresolved) is None
+    assert set(work_rows(unresolved)["kind"]) == {"measured"}
+
+
+def test_series_that_end_at_different_sizes_have_a_legend_instead_of_labels() -> None:
+    figure = fan("forum-phases-h200")
+    assert not any(axis.texts for axis in figure.axes)
+    assert {"batch 64 per GPU", "batch 256 per GPU", "batch 1,024 per GPU"} <= set(legend_of(figure))
+
+
+def test_the_dotted_line_ends_before_the_labels() -> None:
+    figure = fan("captured")
+    for axis in panels(figure).values():
+        labels = [text.xy[0] for text in axis.texts]
+        [ideal] = [line for line in axis.lines if line.get_linewidth() == 0.8]
+        assert labels and max(ideal.get_xdata()) == max(labels) < axis.get_xlim()[1]
+
+
+def test_the_panel_of_the_card_is_among_the_first_ones() -> None:
+    for name, model in (("communication", "vgg19"), ("forum-phases-h200", "resnet50")):
+        titles = list(panels(fan(name)))
+        assert len(titles) == MOST_BRIEF_PANELS
+        assert titles[0].startswith(model)
+
+
+def test_intervals_of_predictions_are_within_the_axis() -> None:
+    for axis in panels(fan("forum-phases")).values():
+        low, high = axis.get_ylim()
+        edges = [path.vertices[:, 1] for band in axis.collections for path in band.get_paths()]
+        assert edges and low <= min(map(np.min, edges)) and max(map(np.max, edges)) <= high
+
+
+def test_titles_of_panels_with_labels_do_not_overlap() -> None:
+    figure = fan("mlstm-scaling")
+    shown = list(panels(figure).values())
+    figure.canvas.draw()
+    boxes = [axis.title.get_window_extent() for axis in shown]
+    assert all(left.x1 < right.x0 for left, right in zip(boxes, boxes[1:], strict=False))
+    render_svg(figure)
+
+
+def test_work_below_that_of_one_rank_has_ticks_and_room_for_its_number() -> None:
+    figure = work(committed_inputs("interconnect/200mbit")[0])
+    assert figure is not None
+    [axis] = figure.axes
+    assert sorted(axis.get_yticks()) == [0.125, 0.25, 0.5, 1, 2, 4, 8]
+    assert axis.get_ylim()[0] < 0.125
+    assert list(axis.get_xticks()) == [1, 2, 4, 8]
+    figure.canvas.draw()
+    [number] = [text for text in axis.texts if text.get_text() == "0.19"]
+    assert number.get_window_extent().y0 > axis.get_window_extent().y0
