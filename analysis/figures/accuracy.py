@@ -3,12 +3,13 @@
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from analysis.compare.accuracy import Accuracy
 from analysis.figures.style import INK, MARKERS, NARROW_INCHES, STYLE, TEXT, is_narrow, legend, wrapped
@@ -20,7 +21,8 @@ _MOST_COLUMNS = 4
 def accuracy_batch(analysis: Analysis) -> Figure | None:
     """Held-out accuracy after the last epoch by global batch, one line per recipe (bands: 95 % over seeds).
 
-    Dashed: plain reference, its interval in grey. Dotted: critical batch, estimated from the gradient noise scale.
+    Dashed: plain reference, its interval in grey. Dotted, if it was estimated from the gradient noise scale: critical
+    batch.
     """
     accuracy = analysis.accuracy
     if accuracy is None or accuracy.lossless_batches.empty:
@@ -61,9 +63,10 @@ def accuracy_batch(analysis: Analysis) -> Figure | None:
             handles.append(Line2D([], [], color=INK, linestyle=":", linewidth=1.2, label=label))
             if pd.notna(row["critical_batch_low"]):
                 axis.axvspan(row["critical_batch_low"], row["critical_batch_high"], color=INK, alpha=0.07, linewidth=0)
-        low, high = 100 * shown["top1"].min(), 100 * shown["top1"].max()
+        percent = 100 * shown[["top1", "top1_low", "top1_high"]].to_numpy(dtype=float)
+        low, high = float(np.nanmin(percent)), float(np.nanmax(percent))
         margin = 0.08 * max(high - low, 1.0)
-        axis.set_ylim(max(0.0, low - 2 * margin), min(100.0, high + 2 * margin))
+        axis.set_ylim(max(0.0, low - margin), min(100.0, high + margin))
         axis.set_xscale("log", base=2)
         axis.set_xticks(batches, [f"{batch:,}" for batch in batches], rotation=40 if is_narrow() else 0)
         axis.minorticks_off()
@@ -101,7 +104,7 @@ def training_curves(analysis: Analysis) -> Figure | None:
                 axis = grid[2 * block + line, column]
                 axis.set_visible(True)
                 _curves(axis, rows[rows["recipe"] == name], value, scale, colours)
-                values = scale * rows[value].dropna()
+                values = scale * rows[[value, f"{value}_min", f"{value}_max"]].stack()
                 if value == "validation_top1" and len(values):
                     axis.set_ylim(max(0, values.min() - 3), min(100, values.max() + 3))
                 if value == "train_loss" and len(values) and values.min() > 0:
@@ -177,6 +180,7 @@ def curve_rows(accuracy: Accuracy) -> pd.DataFrame:
 
 
 def _curves(axis: Any, rows: pd.DataFrame, value: str, scale: float, colours: dict[int, Any]) -> None:
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no half epoch
     for batch, line in rows.groupby("global_batch"):
         colour = colours[int(str(batch))]
         axis.plot(line["epoch"], scale * line[value], color=colour, linewidth=1.3)

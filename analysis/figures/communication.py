@@ -48,6 +48,7 @@ def slowdown(analysis: Analysis) -> Figure | None:
         study_ranks(analysis),
         "longer than on the fewest (ms)",
         rows["growth_s"] * 1e3,
+        analysis.headline,
     )
 
 
@@ -55,7 +56,7 @@ def bus_bandwidth(analysis: Analysis) -> Figure | None:
     """Bus bandwidth of all-reduces by message size.
 
     Lines: measured on otherwise idle ranks. Dashed: fit of latency and bandwidth. Crosses: gradient buckets in
-    training.
+    training. Panels numbered by place: equal ranks on other GPUs or hosts.
     """
     sweep, fits = analysis.communication.sweep, analysis.communication.fits
     if sweep.empty:
