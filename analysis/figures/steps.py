@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from analysis.figures.bars import identifying_label
 from analysis.figures.style import (
     INK,
     LINE_INCHES,
@@ -174,7 +175,7 @@ def loss(analysis: Analysis) -> Figure | None:
     }
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
         figure, axes = grid_of_axes(len(panels), sharey=True)
-        for axis, (key, panel) in zip(axes, panels, strict=False):
+        for axis, (_, panel) in zip(axes, panels, strict=False):
             for index, row in panel.iterrows():
                 if index in curves:
                     axis.plot(
@@ -184,11 +185,10 @@ def loss(analysis: Analysis) -> Figure | None:
                         linestyle=styles.get(row[line], "-"),
                         linewidth=1.3,
                     )
-            axis.set_title(
-                wrapped(
-                    configuration_label(dict(zip(rest, key, strict=True)), varying, ranks), column_count(len(panels))
-                )
-            )
+            title = identifying_label(known, panel.iloc[0], varying, ranks, only=varying)
+            axis.set_title(wrapped(title, column_count(len(panels))))
+        # Otherwise the layout would change the ticks, and thereby the room that it left for their labels.
+        axes[0].yaxis.set_major_locator(MaxNLocator(5))
         outer_labels(axes, "step", "loss")
         legend(
             figure,
