@@ -19,6 +19,7 @@ from analysis.figures.style import (
     TEXT,
     column_count,
     filled,
+    headline_first,
     is_narrow,
     legend,
     most_panels,
@@ -111,15 +112,18 @@ def stacked_bars(
     ranks: tuple[str, str],
     x_label: str,
     totals: pd.Series | None = None,
+    headline: int | None = None,
 ) -> Figure:
     """Draw a stacked bar per configuration, labelled by the varying fields of `names`; one panel per batch.
 
     values: the parts in the unit of the axis, one row per configuration; negative ones are stacked to the left. labels:
     of all possible parts, at most as many as `COLOURS`; their order defines the colours. totals: marked across the bar.
+    headline: the configuration whose panel is shown in any case.
     """
     colours = dict(zip(labels, COLOURS, strict=False))
     varying = [name for name in names if configurations[name].nunique(dropna=False) > 1] or list(names[-1:])
-    all_panels = list(configurations.groupby("batch_per_gpu"))
+    by_batch = list(configurations.groupby("batch_per_gpu"))
+    all_panels = headline_first(by_batch, lambda panel: headline in panel[1].index)
     panels = all_panels[: most_panels()]
     columns = column_count(len(panels), 2)
     rows = -(-len(panels) // columns)

@@ -65,7 +65,9 @@ def _scaling_figure(analysis: Analysis, label: str) -> Figure | None:
     is_wide = rows["efficiency_more"] > 0
     for end in ("", "_low", "_high"):
         rows[f"percent{end}"] = 100 * rows[f"efficiency{end}"].astype(float).mask(is_wide & (end != ""))
-    rest = facet_fields(analysis)
+    # A fixed global batch may vary fields with the number of ranks, such as the accumulation steps.
+    of_series = rows.groupby("series")
+    rest = [name for name in facet_fields(analysis) if (of_series[name].nunique(dropna=False) == 1).all()]
     facets = list(rows.groupby(rest, sort=True, dropna=False)) if rest else [((), rows)]
     facets = headline_first(facets, lambda facet: analysis.headline in set(facet[1]["configuration"]))
     batches = sorted(rows[batch].unique())
@@ -77,7 +79,8 @@ def _scaling_figure(analysis: Analysis, label: str) -> Figure | None:
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
         figure, axes = grid_of_axes(len(facets), sharey=True)
         for axis, (key, facet) in zip(axes, facets, strict=False):
-            axis.plot([min(sizes), max(sizes)], [100, 100], color=INK, linestyle=(0, (4, 3)), linewidth=1.0)
+            last = facet["world_size"].max()  # so that the line does not cross labels of smaller sizes
+            axis.plot([min(sizes), last], [100, 100], color=INK, linestyle=(0, (4, 3)), linewidth=1.0)
             axis.set_xscale("log", base=2)
             axis.set_xticks(sizes, [str(size) for size in sizes])
             axis.minorticks_off()
@@ -87,11 +90,13 @@ def _scaling_figure(analysis: Analysis, label: str) -> Figure | None:
             for _, series in facet.groupby("series", sort=False):
                 samples = series[batch].iloc[0]
                 ends.append(_line(axis, series, colours[samples], markers[samples], value_label(batch, samples, ranks)))
-            if not with_legend:
-                ideal = [LineEnd(max(sizes), 100.0, "ideal")] if axis is axes[0] else []
-                label_ends(axis, [*ends, *ideal])
+            if with_legend:
+                ends = []
+            else:
+                ends += [LineEnd(last, 100.0, "ideal")] * (axis is axes[0])
+            label_ends(axis, ends)
             title = configuration_label(dict(zip(rest, key, strict=True)), rest, ranks)
-            axis.set_title(wrapped(title, column_count(len(facets))))
+            axis.set_title(wrapped(title, column_count(len(facets)), ends))
         outer_labels(axes, field_label("world_size", ranks), "efficiency (%)")
         handles: list[Any] = []
         if with_legend:
@@ -145,7 +150,9 @@ def phases(analysis: Analysis) -> Figure | None:
     names = [*facet_fields(analysis), "world_size"]
     # Colours follow this order, so that phases common to most strategies come first.
     labels = {name: PHASE_LABELS[name] for name in sorted(PHASES, key=lambda name: name in OPTIONAL_PHASES)}
-    figure = stacked_bars(configurations, values[drawn], labels, names, ranks, "time per step (ms)")
+    figure = stacked_bars(
+        configurations, values[drawn], labels, names, ranks, "time per step (ms)", headline=analysis.headline
+    )
     if len(configurations) < count:
         note = (
             f"{len(configurations)} of {count} configurations: the card's, and those that differ from it in one field"

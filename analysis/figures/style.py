@@ -191,9 +191,12 @@ def note_hidden_panels(figure: Figure, shown: int, count: int) -> None:
 
 
 def wrapped(label: str, columns: int, ends: Sequence["LineEnd"] = ()) -> str:
-    """Wrap a title to the width of one panel of `columns` columns. ends: their labels take room from the panel."""
+    """Wrap a title to the width of one panel of `columns` columns.
+
+    ends: their labels make the panel narrower, and the title above it is in its middle.
+    """
     width = 40 if is_narrow() else {1: 60, 2: 44}.get(columns, 28)
-    return filled(label, max(width // 2, width - max((len(end.shown) for end in ends), default=0)))
+    return filled(label, max(18, width - max((len(end.shown) for end in ends), default=0) // 2))
 
 
 def filled(label: str, width: int, most_lines: int = MOST_LINES) -> str:
@@ -202,7 +205,9 @@ def filled(label: str, width: int, most_lines: int = MOST_LINES) -> str:
     Words wider than a line are broken, if possible after a colon, slash or underscore. Lines after `most_lines` are
     left out, so that a panel keeps its room.
     """
-    joined = label.replace(" (emulated)", "\u00a0(emulated)")
+    joined = re.sub(
+        r"\S+ \(emulated\)", lambda match: match[0].replace(" ", "\u00a0" if len(match[0]) <= width else " "), label
+    )
     words = " ".join(" ".join(_pieces(word, width)) for word in joined.split(" "))
     lines = textwrap.fill(words, width, break_on_hyphens=False, max_lines=most_lines, placeholder="…")
     return lines.replace("\u00a0(emulated)", " (emulated)")

@@ -11,9 +11,10 @@ import pytest
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
+from analysis.figures.accuracy import accuracy_batch, lr_schedules, training_curves
 from analysis.figures.answers import gains, lost_ranks, lost_rows, work_rows
 from analysis.figures.bars import MOST_COMMON, MOST_LABEL_LINES, stacked_bars
-from analysis.figures.scaling import phases, scaling_weak
+from analysis.figures.scaling import phases, scaling_strong, scaling_weak
 from analysis.figures.steps import loss
 from analysis.figures.style import (
     COLOURS,
@@ -21,6 +22,7 @@ from analysis.figures.style import (
     MAX_FACETS,
     MOST_INTERVAL,
     LineEnd,
+    brief,
     filled,
     grid_of_axes,
     label_ends,
@@ -319,3 +321,67 @@ def test_losses_of_own_code_without_a_precision_are_drawn() -> None:
     assert all(axis.get_lines() for axis in drawing.axes), "no panel is empty"
     assert not any("learning rate" in axis.get_title() for axis in drawing.axes), "own code has none to differ from"
     plt.close(drawing)
+
+
+def test_each_panel_of_losses_is_named_completely_by_what_distinguishes_it() -> None:
+    drawing = loss(committed_inputs("everything-1gpu")[0])
+    assert drawing is not None
+    titles = [axis.get_title() for axis in drawing.axes if axis.get_visible()]
+    assert len(set(titles)) == len(titles) == MAX_FACETS
+    assert MOST_COMMON in titles and all(titles)
+    assert not any("…" in title or title.count("\n") > 1 for title in titles)
+    plt.close(drawing)
+
+
+def test_strong_scaling_by_accumulation_is_one_line_per_global_batch() -> None:
+    """A fixed global batch needs fewer accumulation steps on more GPUs, so that they are no field of a panel."""
+    drawing = scaling_strong(committed_inputs("gpt2-scaling")[0])
+    assert drawing is not None
+    [axis] = drawing.axes
+    assert max(len(np.asarray(line.get_xydata())) for line in axis.lines) == 3
+    assert not axis.get_title()
+    plt.close(drawing)
+
+
+def test_titles_of_panels_with_wide_labels_stay_within_the_figure() -> None:
+    drawing = scaling_strong(committed_inputs("captured")[0])
+    assert drawing is not None
+    drawing.canvas.draw()
+    boxes = [axis.title.get_window_extent() for axis in drawing.axes]
+    assert min(box.x0 for box in boxes) > 0
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+    assert any("no_p2p (emulated)" in axis.get_title() for axis in drawing.axes), "the mark stays with its value"
+    plt.close(drawing)
+
+
+def test_the_bars_of_the_card_are_among_the_first_panels() -> None:
+    for name, batch in (("hpml-lab4", "batch 32,768 per GPU"), ("vgg-case-study", "batch 512 per GPU")):
+        with brief():
+            drawing = phases(committed_inputs(name)[0])
+        assert drawing is not None
+        assert drawing.axes[0].get_title() == batch
+        plt.close(drawing)
+
+
+def test_bands_of_accuracy_and_loss_are_within_the_axes() -> None:
+    inputs = committed_inputs("vgg-case-study")[0]
+    for drawing in (accuracy_batch(inputs), training_curves(inputs)):
+        assert drawing is not None
+        for axis in drawing.axes:
+            low, high = axis.get_ylim()
+            edges = np.concatenate(
+                [np.asarray(path.vertices)[:, 1] for band in axis.collections for path in band.get_paths()]
+            )
+            is_percent = "accuracy" in axis.get_ylabel()
+            edges = edges.clip(0, 100) if is_percent else edges
+            assert low <= edges.min() and edges.max() <= high
+        plt.close(drawing)
+
+
+@pytest.mark.parametrize("name", ["vgg-case-study", "real-ranks"])
+def test_epochs_are_whole_numbers(name: str) -> None:
+    for draw in (training_curves, lr_schedules):
+        drawing = draw(committed_inputs(name)[0])
+        assert drawing is not None
+        assert all(tick == int(tick) for axis in drawing.axes for tick in axis.get_xticks())
+        plt.close(drawing)
