@@ -60,13 +60,16 @@
     });
   }
 
-  // On a narrow page, a table that is wider than the page shows each row as a list of headers and cells.
+  // On a narrow page, a table that is wider than the page shows each row as a list of headers and cells. The tables of
+  // the visible part do so on a page of medium width as well, since there each of their columns counts.
   const narrow = matchMedia("(max-width: 700px)");
+  const medium = matchMedia("screen and (max-width: 1000px)");
   const widths = new WeakMap();
   function stack(region) {
     const table = region.querySelector("table");
     table.classList.remove("stacked");
-    table.classList.toggle("stacked", narrow.matches && table.offsetWidth > region.clientWidth);
+    const page = region.closest(".question") ? medium : narrow;
+    table.classList.toggle("stacked", page.matches && table.offsetWidth > region.clientWidth);
   }
   const stacking = new ResizeObserver((entries) => {
     for (const { target, contentRect } of entries) {

@@ -22,6 +22,7 @@ from analysis.report.page import Term, with_terms
 from analysis.report.report import write_report
 from analysis.report.sections import SECTIONS, TABLES
 from analysis.study import analyse
+from tests.support.cards import RESULTS
 from tests.support.frames import grid, write_results
 from tests.support.system import needs, program
 
@@ -89,6 +90,17 @@ setTimeout(() => {  // observers of sizes have been called
 }, 200);
 </script>"""
 
+VISIBLE_TABLES = """<script>
+setTimeout(() => {  // observers of sizes have been called
+  const tables = [...document.querySelectorAll(".question .scroll > table")];
+  const cut = tables.filter((table) => table.offsetWidth > table.parentElement.clientWidth + 1)
+    .map((table) => table.id);
+  const result = document.createElement("pre");
+  result.id = "result"; result.textContent = encodeURIComponent(JSON.stringify({ count: tables.length, cut }));
+  document.body.append(result);
+}, 200);
+</script>"""
+
 STEP_S = {8: 0.02, 16: 0.02, 64: 0.05, 128: 0.08, 512: 0.3}
 
 
@@ -119,16 +131,16 @@ def digest(element: str) -> str:
     return b64encode(sha256(re.sub(r"^<script>|</script>$", "", element).encode()).digest()).decode()
 
 
-def in_browser(html: str, folder: Path, width: int) -> dict[str, Any]:
-    """Return the observations of `AFTER` in a window `width` pixels wide."""
+def in_browser(html: str, folder: Path, width: int, after: str = AFTER) -> dict[str, Any]:
+    """Return the observations of the script `after` in a window `width` pixels wide."""
     browser = program("chromium")
     assert browser
     file = folder / "acted.html"
-    allowed = " ".join(f"'sha256-{digest(script)}'" for script in (BEFORE, AFTER))
+    allowed = " ".join(f"'sha256-{digest(script)}'" for script in (BEFORE, after))
     assert "script-src 'sha256-" in html, "the policy allows scripts by their hash only"
     html = html.replace("script-src ", f"script-src {allowed} ", 1)
     html = html.replace('<meta http-equiv="Content-Security', f'{BEFORE}<meta http-equiv="Content-Security', 1)
-    file.write_text(html.replace("</body>", f"{AFTER}</body>", 1))
+    file.write_text(html.replace("</body>", f"{after}</body>", 1))
     command = [
         browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}",
         "--host-resolver-rules=MAP * ~NOTFOUND", f"--window-size={width},900", "--virtual-time-budget=5000",
@@ -166,6 +178,15 @@ def test_page_fits_a_phone(page: str, tmp_path: Path) -> None:
     assert seen["problems"] == []
     assert seen["cut"] == []
     assert seen["stacked"] > 5
+
+
+@needs("chromium")
+@pytest.mark.parametrize("name", ["mlstm-scaling", "improve-fp8"])
+def test_visible_tables_fit_a_window_of_medium_width(name: str, tmp_path: Path) -> None:
+    html = Path(write_report(RESULTS / name, tmp_path).path).read_text()
+    seen = in_browser(html, tmp_path, 768, VISIBLE_TABLES)
+    assert seen["count"] > 0
+    assert seen["cut"] == []
 
 
 @needs("chromium")
