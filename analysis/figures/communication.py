@@ -56,7 +56,7 @@ def bus_bandwidth(analysis: Analysis) -> Figure | None:
     """Bus bandwidth of all-reduces by message size.
 
     Lines: measured on otherwise idle ranks. Dashed: fit of latency and bandwidth. Crosses: gradient buckets in
-    training. Panels numbered by place: equal ranks on other GPUs or hosts.
+    training. Panels numbered by place: equal ranks on other devices or hosts.
     """
     sweep, fits = analysis.communication.sweep, analysis.communication.fits
     if sweep.empty:
