@@ -125,7 +125,7 @@ def _takes(analysis: Analysis, bound: str) -> str:
     """Return how much of the headline's step the part takes that bounds it, and the larger part if there is one."""
     shares = analysis.headline_regions
     share, words = float(shares[bound]), WORDS[bound]
-    if share <= 0:
+    if not share > 0:  # or unknown
         return f": {launching(analysis.headline_row)}" if bound == "host" else ""
     of = "of the step"
     if bound == "load" and analysis.headline_row["world_size"] > 1:

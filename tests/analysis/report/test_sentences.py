@@ -1,5 +1,7 @@
 """Sentences of the report: what they may claim, and that they agree with the card."""
 
+import re
+
 import pytest
 
 from analysis.compare.causes import SLOWDOWN_PARTS
@@ -42,6 +44,11 @@ def test_some_of_several_agree_with_their_verb() -> None:
 
 def test_a_strategy_without_breakdown_is_not_told_to_measure_one() -> None:
     assert holds_back(study_named("averaging-4gpu"))[-1] == "dp has no communication breakdown."
+
+
+def test_a_host_that_bounds_an_unknown_share_of_the_step_is_described_by_its_launches() -> None:
+    sentence = holds_back(study_named("mlstm-scaling"))[0]
+    assert re.search(r"bound by the host: .* ms to launch", sentence)
 
 
 def test_a_gain_that_is_not_significant_is_not_advice() -> None:
