@@ -41,7 +41,7 @@ _MOST_BARS = 8
 def work(analysis: ReportInputs) -> Figure | None:
     """Work of all ranks as a number of ideal ranks: measured (band: 95 % interval), and ideal.
 
-    Dashed, if the scaling can be predicted: predicted.
+    Dashed: the prediction, if there is one.
     """
     if analysis.headline is None:
         return None
