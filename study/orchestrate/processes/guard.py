@@ -1,7 +1,8 @@
-"""End what a rank leaves running, and a rank that starts processes without end:  python -P guard.py PID MOST
+"""End what a rank leaves running, and a rank that starts processes without end:  python -P guard.py PID MOST [HOST]
 
 A rank leads a process group. The processes that it starts, and those that they start, belong to the group unless they
-leave it on purpose, as daemons do. A separate process watches it, because the rank itself may be busy or stopped.
+leave it on purpose, as daemons do. A separate process watches it, because the rank itself may be busy or stopped. It
+also ends a rank whose host, the process that started it, has ended.
 """
 
 import contextlib
@@ -23,12 +24,15 @@ COUNT_POLLS = 10
 """polls after which the processes of a rank are counted in any case"""
 
 
-def guard_this_process(most: int = MOST_PROCESSES) -> None:
-    """Let this process lead a group whose other processes end with it, and all of which end beyond `most`."""
+def guard_this_process(most: int = MOST_PROCESSES, host: int | None = None) -> None:
+    """Let this process lead a group whose other processes end with it, and all of which end beyond `most`.
+
+    They also end with the process `host`, if it is given.
+    """
     with contextlib.suppress(PermissionError):  # a process that leads a session leads a group already
         os.setpgid(0, 0)
     if os.getpgrp() == os.getpid():
-        command = [sys.executable, "-P", __file__, str(os.getpid()), str(most)]
+        command = [sys.executable, "-P", __file__, str(os.getpid()), str(most), *([str(host)] if host else [])]
         os.posix_spawn(sys.executable, command, os.environ, setsid=True)
 
 
@@ -51,14 +55,16 @@ def _prctl(option: int, value: Any) -> None:
         ctypes.CDLL(None).prctl(option, value)
 
 
-def watch(group: int, most: int) -> None:
-    """Wait for the end of this process's parent, which leads `group`, then kill the group. Kill it earlier if it grows.
+def watch(group: int, most: int, host: int | None = None) -> None:
+    """Wait for the end of this process's parent, which leads `group`, or of `host`, then kill the group.
+
+    Kill it earlier if it grows.
 
     Counting processes takes milliseconds, so it is done at once only if the number of tasks on the host has risen.
     """
     fewest = _tasks()
     for poll in itertools.count():
-        if os.getppid() != group:
+        if os.getppid() != group or (host and not _exists(host)):
             time.sleep(POLL_S)  # loader processes and trackers of shared memory clean up when the rank ends
             break
         tasks = _tasks()
@@ -69,6 +75,13 @@ def watch(group: int, most: int) -> None:
         time.sleep(POLL_S)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)  # also hits processes that are being forked
+
+
+def _exists(process: int) -> bool:
+    with contextlib.suppress(OSError):
+        os.kill(process, 0)
+        return True
+    return False
 
 
 def _tasks() -> int:
@@ -89,4 +102,4 @@ def _members(group: int) -> int:
 
 if __name__ == "__main__":
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # connections of the rank must end with it
-    watch(int(sys.argv[1]), int(sys.argv[2]))
+    watch(*map(int, sys.argv[1:]))

@@ -13,7 +13,7 @@ MOST = 20
 RANK = f"""
 import os, sys, time
 from study.orchestrate.processes.guard import guard_this_process
-guard_this_process({MOST})
+guard_this_process({MOST}, int(sys.argv[2]) or None)
 children = int(sys.argv[1])
 for number in range(children):
     if not os.fork():
@@ -26,9 +26,9 @@ sys.stdin.read()
 """
 
 
-def start_rank(children: int) -> "subprocess.Popen[str]":
+def start_rank(children: int, host: int = 0) -> "subprocess.Popen[str]":
     """Start a rank that starts `children` processes, each of which starts another one. They end after two minutes."""
-    command = [sys.executable, "-c", RANK, str(children)]
+    command = [sys.executable, "-c", RANK, str(children), str(host)]
     return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
@@ -41,6 +41,18 @@ def test_processes_that_a_rank_started_end_with_it(end: str) -> None:
             process.kill()
         process.communicate(timeout=30)  # reads until no process is left that may write
         assert process.returncode == (0 if end == "exit" else -signal.SIGKILL)
+
+
+def test_a_stopped_rank_ends_with_its_host() -> None:
+    with subprocess.Popen(["sleep", "60"]) as host, start_rank(1, host.pid) as process:
+        assert process.stdout and process.stdout.readline()
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(3)
+        host.kill()
+        host.wait()
+        assert process.wait(30) == -signal.SIGKILL
+        process.communicate(timeout=30)
 
 
 def test_a_rank_that_starts_processes_without_end_is_killed_with_all_of_them() -> None:
