@@ -195,7 +195,9 @@ def run(configuration: Configuration, command: str, quiet: bool, strict: bool = 
             process.tell_parent(out=configuration.out, command=command)
             if prepared.pending:
                 until_reported.enter_context(watched_host(prepared.pending, target, cluster, quiet, strict))
-                cluster = cluster or until_reported.enter_context(started_ray(connect(target), quiet))
+                if cluster is None:
+                    connection = connect(target, trials=prepared.pending)
+                    cluster = until_reported.enter_context(started_ray(connection, quiet))
                 until_reported.enter_context(on_ending_signals(interrupt))  # Ray has replaced one
                 process.move_to_session(ray_log, cluster.log_dir)
                 interrupted = _measure(prepared, store, cluster, quiet)

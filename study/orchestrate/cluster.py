@@ -6,8 +6,8 @@ import platform
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from study.orchestrate.discovery.gcs import Say, reachable_target
 from study.orchestrate.local_ray import set_environment, start_local, temporary_folder
 from study.orchestrate.processes.reaper import reaper
 from study.orchestrate.processes.watch import SERVERS, servers_of
+from study.plan.placement import ProcessKind, imports
+from trainables.trial import Trial
 
 
 @dataclass(frozen=True)
@@ -57,23 +59,40 @@ def find_cluster(address: str | None, say: Say) -> Target:
 
 
 @contextmanager
-def connect(target: Target | str | None = None, say: Say = lambda line: None) -> Iterator[Cluster]:
-    """Connect to a cluster within a `with` block; see `find_cluster` for an address. Raises ClusterError."""
+def connect(
+    target: Target | str | None = None, say: Say = lambda line: None, trials: Sequence[Trial] = ()
+) -> Iterator[Cluster]:
+    """Connect to a cluster within a `with` block; see `find_cluster` for an address. Raises ClusterError.
+
+    trials: those that will run. If Ray starts here, the modules of their ranks are imported meanwhile.
+    """
     if not isinstance(target, Target):
         target = find_cluster(target, say)
     set_environment()
-    import ray
-
     messages: list[str] = []
-    with _failures_explained(target):
-        context = _join(target.address, messages) if target.address else start_local()
-    try:
-        with nullcontext() if target.address else reaper(context.address_info["session_dir"]):
-            with _failures_explained(target):
-                cluster = _connected(context, target)
-            yield cluster
-    finally:
-        ray.shutdown()
+    with nullcontext({}) if target.address else _server_for(trials) as variables:
+        import ray
+
+        with _failures_explained(target):
+            context = _join(target.address, messages) if target.address else start_local(variables)
+        try:
+            with nullcontext() if target.address else reaper(context.address_info["session_dir"]):
+                with _failures_explained(target):
+                    cluster = _connected(context, target)
+                yield cluster
+        finally:
+            ray.shutdown()
+
+
+def _server_for(trials: Sequence[Trial]) -> AbstractContextManager[dict[str, str]]:
+    """Start a process from which ranks of these trials can be forked, if any can. See `offered_server`."""
+    from study.orchestrate.processes.fork_server import RANK_MODULES, offered_server  # only a run needs it
+
+    forked = [trial for trial in trials if ProcessKind.of(trial).forks_ranks]
+    if not forked:
+        return nullcontext({})
+    modules, loader_modules = imports(forked)
+    return offered_server([*RANK_MODULES, *modules, *(loader_modules or ())], forked[0].cpus_per_rank)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -57,13 +57,13 @@ def keep_bytecode(packages: Sequence[str] = ("ray", "torch")) -> None:
             return
 
 
-def start_local() -> Any:
-    """Start a local Ray and return Ray's context. Raises ClusterError."""
+def start_local(variables: Mapping[str, str]) -> Any:
+    """Start a local Ray whose processes have these variables. Return Ray's context. Raises ClusterError."""
     import ray
 
     make_token()
     folder = None if os.environ.get("RAY_TMPDIR") else str(temporary_folder())
-    with _temporary_files_of_servers():
+    with _temporary_files_of_servers(), _set_in_environment(variables):
         return ray.init(
             address="local",
             num_cpus=count_cpus(),
@@ -74,6 +74,17 @@ def start_local() -> Any:
             logging_level=logging.ERROR,
             _temp_dir=folder,
         )
+
+
+@contextmanager
+def _set_in_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Let the processes that start meanwhile have these variables."""
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            os.environ.pop(name, None)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
 from study.orchestrate.failures import RankDeathError
-from study.orchestrate.processes.fork_server import RANK_MODULES, start_forkserver
+from study.orchestrate.processes.fork_server import OFFER, RANK_MODULES, start_forkserver
 from study.orchestrate.processes.guard import guard_this_process
 from study.orchestrate.processes.ranks import Place, calls_of_rank, host_rank
 from study.orchestrate.protocol import KeeperProxy
@@ -47,20 +47,16 @@ def train_loop(config: dict[str, Any]) -> None:
     guard_this_process()
     # Ray Train sets it; a script would inherit it, unlike from torchrun
     os.environ.pop("ACCELERATE_TORCH_DEVICE", None)
+    offer = os.environ.pop(OFFER, None)
     layout: Layout = config["layout"]
     call = CallKeeper(config["keeper"])
     actor = ray.get_runtime_context().current_actor
     with own_temporary_folder():
-        if not _forks(layout.kind):
+        if not layout.kind.forks_ranks:
             _serve_here(layout, KeeperProxy(call, config["name"]), actor)
             return
-        start_forkserver([*RANK_MODULES, *layout.modules, *(layout.loader_modules or ())])
+        start_forkserver([*RANK_MODULES, *layout.modules, *(layout.loader_modules or ())], offer)
         host_rank(_place(layout), config["name"], call, lambda process: actor)
-
-
-def _forks(kind: ProcessKind) -> bool:
-    """Return True if ranks run in processes of their own."""
-    return kind.door in ("factory", "script")
 
 
 def _place(layout: Layout) -> Place:
@@ -137,7 +133,7 @@ class RayRanks:
         return lambda: _fit(actor, name, layout)
 
     def renews(self, layout: Layout) -> bool:
-        return _forks(layout.kind)
+        return layout.kind.forks_ranks
 
     def kill(self, process: Any) -> None:
         with contextlib.suppress(Exception):  # the rank has already ended
@@ -180,7 +176,7 @@ def _fit(keeper: Any, name: str, layout: Layout) -> None:
                 # the keeper handles failed ranks; do not wait for missing resources forever
                 failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
                 # forked ranks get theirs from `host_rank`, since the next group may need others
-                worker_runtime_env={"env_vars": {} if _forks(kind) else kind.environment()},
+                worker_runtime_env={"env_vars": {} if kind.forks_ranks else kind.environment()},
                 logging_config=LoggingConfig(log_level="WARNING"),
             ),
         ).fit()
@@ -190,7 +186,7 @@ def _torch_config(kind: ProcessKind) -> Any:
     """Return what Train's workers set up before `train_loop`."""
     from ray.train.backend import Backend, BackendConfig
 
-    if not _forks(kind):
+    if not kind.forks_ranks:
         from ray.train.torch import TorchConfig
 
         return TorchConfig(backend="nccl" if kind.device == "cuda" else "gloo")

@@ -52,6 +52,11 @@ class ProcessKind(NamedTuple):
         """The kind without what each forked process gets anew: groups that agree in it can follow on the same ranks."""
         return self._replace(deterministic=False, interconnect="auto", profiled=False)
 
+    @property
+    def forks_ranks(self) -> bool:
+        """True if ranks run in processes of their own, and not in those of Ray Train."""
+        return self.door in ("factory", "script")
+
     def environment(self) -> dict[str, str]:
         """Return the environment variables that a rank's process must start with."""
         # cuBLAS is deterministic only with a fixed workspace (NVIDIA, cuBLAS: "Results Reproducibility")
@@ -91,7 +96,7 @@ def layouts(trials: Iterable[Trial], capacity: Sequence[NodeCapacity]) -> dict[P
             kind,
             _rank_nodes(kind, max(trial.world_size for trial in of_kind), capacity),
             tuple(sorted({trial.processes for trial in of_kind})),
-            *_imports(of_kind),
+            *imports(of_kind),
         )
         for kind, of_kind in by_kind.items()
     }
@@ -108,8 +113,8 @@ def relocate(layout: Layout, capacity: Sequence[NodeCapacity]) -> Layout:
     return replace(layout, node_ids=_rank_nodes(layout.kind, len(layout.node_ids), capacity))
 
 
-def _imports(trials: Sequence[Trial]) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
-    """Return `modules` and `loader_modules` of a layout for these trials."""
+def imports(trials: Sequence[Trial]) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+    """Return `modules` and `loader_modules` of a layout for these trials, see `Layout`."""
     rank_modules: set[str] = set()
     loader_modules: set[str] = set()
     for trial in (trial for trial in trials if trial.door == "factory"):

@@ -2,7 +2,7 @@
 
     keeper <- calls - host of the rank (an actor of Ray Train, or a thread of the twin) <- pipe - process of the rank
 
-The processes are forked from the host's server (`fork_server.py`). So a group starts without new actors, interpreters
+The processes are forked from a server (`fork_server.py`). So a group starts without new actors, interpreters
 and imports, but shares nothing else with the one before: device context, communicators, memory and caches are its own.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 
 from study.orchestrate.failures import first_line
 from study.orchestrate.group import GroupPlan
-from study.orchestrate.processes.fork_server import ServerOfParent
+from study.orchestrate.processes.fork_server import ForkServer
 from study.orchestrate.processes.guard import end_with_parent, guard_this_process, name_this_process
 from study.orchestrate.protocol import KeeperProxy, Payload
 from study.orchestrate.stuck import Calls, calls
@@ -102,7 +102,7 @@ def _run_process(place: Place, plan: GroupPlan, call: Callable[..., Any], handle
     ours, theirs = context.Pipe()
     questions, answers = context.Pipe()
     # not a daemon, because daemons cannot have loader processes
-    process = context.Process(target=_rank_process, args=(place, plan, ServerOfParent.running(), theirs, answers))
+    process = context.Process(target=_rank_process, args=(place, plan, ForkServer.running(), theirs, answers))
     process.start()
     theirs.close()
     answers.close()
@@ -146,12 +146,14 @@ def _forward(pipe: Connection, call: Callable[..., Any], handle: Any, end: list[
             pipe.send(call(method, *arguments))
 
 
-def _rank_process(place: Place, plan: GroupPlan, server: ServerOfParent, keeper: Connection, questions: Any) -> None:
+def _rank_process(place: Place, plan: GroupPlan, server: ForkServer, keeper: Connection, questions: Any) -> None:
     """Be the process of a rank in one group."""
     end_with_parent(server.pid)
     name_this_process(f"rank {place.rank}")
-    guard_this_process()
-    server.share()
+    host = multiprocessing.parent_process()
+    assert host is not None and host.pid is not None
+    guard_this_process(host=host.pid)
+    server.use()
     os.environ.update(plan.layout.kind.environment() | dict(place.variables))
     threading.Thread(target=_answer, args=(questions,), name="stack", daemon=True).start()
     call = CallThroughPipe(keeper)

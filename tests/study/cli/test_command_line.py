@@ -658,7 +658,7 @@ def test_an_internal_error_is_one_line_with_the_path_of_the_traceback(
 def test_a_finished_study_is_reported_without_a_cluster(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("study.cli.commands.connect", lambda address: pytest.fail("no trial is left to run"))
+    monkeypatch.setattr("study.cli.commands.connect", lambda *_, **options: pytest.fail("no trial is left to run"))
     store = open_store(tmp_path)
     for trial in trials_of("smoke"):
         store.save(result(trial))
@@ -793,7 +793,7 @@ def test_a_failed_trial_is_listed_with_its_log_and_sets_exit_code_1(
         return False
 
     cluster = SimpleNamespace(log_dir="")
-    monkeypatch.setattr("study.cli.commands.connect", lambda address: contextlib.nullcontext(cluster))
+    monkeypatch.setattr("study.cli.commands.connect", lambda *_, **options: contextlib.nullcontext(cluster))
     monkeypatch.setattr(session, "_measure", measure)
     assert main(["run", "smoke", "--out", str(tmp_path)]) == 1
     log = tmp_path / "trials" / trials[0].trial_id / "error.log"
@@ -854,7 +854,7 @@ def test_a_gpu_in_cuda_visible_devices_that_does_not_exist_is_not_counted(monkey
 def test_an_interrupt_writes_a_partial_report_and_prints_the_command_that_resumes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def interrupted(address: str | None) -> None:
+    def interrupted(*arguments: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("study.cli.host.busy_lines", lambda *_: [])  # other tests load this host

@@ -34,7 +34,7 @@ def simulated_run(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     run = SimpleNamespace(during=lambda: None)
 
     @contextlib.contextmanager
-    def connected(target: Any) -> Iterator[Cluster]:
+    def connected(target: Any, **options: Any) -> Iterator[Cluster]:
         previous = signal.signal(signal.SIGTERM, lambda *_: os._exit(9))  # as Ray does
         yield Cluster([], "simulated", None, {}, "", is_local=True)
         signal.signal(signal.SIGTERM, previous)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from study.capacity import NodeCapacity
-from study.plan.placement import Layout, ProcessKind, _imports, layouts, members, ranks_by_node
+from study.plan.placement import Layout, ProcessKind, imports, layouts, members, ranks_by_node
 from trainables.trial import Trial
 
 
@@ -64,12 +64,12 @@ def test_a_group_imports_only_the_modules_that_its_trials_need() -> None:
     folder = {"dataset": "image_folder", "data_dir": "/d", "storage": "lmdb", "loader_workers": 2}
     workload = Trial(workload="w.py:w", loader_workers=1)
     always = ("trainables.step.parallel", "trainables.step.precision")
-    assert _imports([text]) == (("trainables.data.text", "trainables.models.mlstm", *always), None)
+    assert imports([text]) == (("trainables.data.text", "trainables.models.mlstm", *always), None)
     loaders = ("trainables.data.images.decode", "trainables.data.images.folder", "trainables.data.images.lmdb_file")
-    imports = _imports([text, Trial(model="resnet18", **folder)])
+    images = Trial(model="resnet18", **folder)
     models = ("trainables.models.mlstm", "trainables.models.resnet")
-    assert imports == ((*loaders, "trainables.data.text", *models, *always), loaders)
-    assert _imports([workload]) == (always, ())
+    assert imports([text, images]) == ((*loaders, "trainables.data.text", *models, *always), loaders)
+    assert imports([workload]) == (always, ())
 
 
 def test_layouts_of_a_study_use_the_same_nodes() -> None:
