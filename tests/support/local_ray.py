@@ -41,8 +41,9 @@ def started() -> Iterator[str]:
 
 def main() -> None:
     from study.orchestrate.cluster import connect
+    from tests.support.trials import quick_trial
 
-    with connect("local"):
+    with connect("local", trials=[quick_trial(loader_workers=1)]):
         import ray
 
         print(ray.get_runtime_context().gcs_address, flush=True)
