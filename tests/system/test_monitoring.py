@@ -123,7 +123,7 @@ def kind_of(command: str, process: psutil.Process) -> str:
         "gcs_server": "gcs", "raylet/raylet": "raylet", "dashboard/dashboard.py": "dashboard",
         "dashboard/agent.py": "agent",
         "runtime_env/agent": "agent", "monitor.py": "monitor", "default_worker": "worker", "ray-dashboard": "dashboard",
-        "TrainWorker": "worker", "prometheus": "prometheus", "forkserver": "loaders", "resource_tracker": "loaders",
+        "TrainWorker": "worker", "prometheus": "prometheus", "fork_server": "loaders", "resource_tracker": "loaders",
     }  # fmt: skip
     if process.pid == psutil.Process().pid:
         return "driver"
