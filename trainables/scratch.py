@@ -104,6 +104,17 @@ def own_temporary_folder() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def variables_set(values: Mapping[str, str]) -> Iterator[None]:
+    """Let this process, and those that it starts meanwhile, have environment variables that nobody else sets."""
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            os.environ.pop(name, None)
+
+
+@contextlib.contextmanager
 def temporary_files_in(folder: str) -> Iterator[None]:
     """Let this process, and those that it starts meanwhile, put their temporary files into a scratch folder.
 

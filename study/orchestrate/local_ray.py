@@ -15,7 +15,14 @@ from study.capacity import count_cpus, count_gpus
 from study.orchestrate.discovery.address import ClusterError
 from study.orchestrate.processes.reaper import kill_session
 from study.store.redaction import token_path
-from trainables.scratch import SOCKET_PATH_LIMIT, private_folder, scratch_folder, temporary_files_in, user_folder
+from trainables.scratch import (
+    SOCKET_PATH_LIMIT,
+    private_folder,
+    scratch_folder,
+    temporary_files_in,
+    user_folder,
+    variables_set,
+)
 
 LONGEST_SOCKET = "/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store"
 """the longest socket of Ray below its temporary folder"""
@@ -63,7 +70,7 @@ def start_local(variables: Mapping[str, str]) -> Any:
 
     make_token()
     folder = None if os.environ.get("RAY_TMPDIR") else str(temporary_folder())
-    with _temporary_files_of_servers(), _set_in_environment(variables):
+    with _temporary_files_of_servers(), variables_set(variables):
         return ray.init(
             address="local",
             num_cpus=count_cpus(),
@@ -74,17 +81,6 @@ def start_local(variables: Mapping[str, str]) -> Any:
             logging_level=logging.ERROR,
             _temp_dir=folder,
         )
-
-
-@contextmanager
-def _set_in_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Let the processes that start meanwhile have these variables."""
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name in variables:
-            os.environ.pop(name, None)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from trainables.scratch import variables_set
 from trainables.step.parallel import Group, Strategy, broadcast_from_rank0, with_sync_batch_norm
 from trainables.trial import Trial
 
@@ -99,21 +100,10 @@ def running(trial: Trial, group: Group) -> Iterator[None]:
             "HOROVOD_FUSION_THRESHOLD": str(int(trial.bucket_mb * 2**20)),
             **{f"HOROVOD_{name.upper()}": str(value) for name, value in vars(slot).items()},
         }
-        ends.enter_context(_variables(settings))
+        ends.enter_context(variables_set(settings))
         _horovod().init()
         ends.callback(_horovod().shutdown)
         yield
-
-
-@contextmanager
-def _variables(values: dict[str, str]) -> Iterator[None]:
-    """Set environment variables that nobody else uses, and remove them afterwards."""
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name in values:
-            os.environ.pop(name, None)
 
 
 def _horovod() -> Any:

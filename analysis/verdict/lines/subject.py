@@ -100,7 +100,7 @@ def shortened(labels: Sequence[str]) -> list[str]:
     if short == list(labels):
         return short
     words = [label.split(" ") for label in labels]
-    shared = len(os.path.commonprefix(words)) if len(labels) > 1 else 0
+    shared = len(os.path.commonprefix(words))
     while shared and words[0][shared - 1].startswith("-"):  # an argument whose values differ
         shared -= 1
     if not shared:
