@@ -35,7 +35,8 @@ def slowdown(
     Each is a growth, and may be negative. Parts of communication are shares of the step in the communication window,
     applied to the plain step, since a slow network differs from window to window.
     transfer_s, queueing_s: exposed time of the rank that arrives last, in the last bucket and before it.
-    wait_s: lateness of that rank.
+    wait_s: lateness of that rank, and of the slower compute at most its hidden lateness: what the others lose while
+    they wait (see `communication_breakdown`).
     load_s: longest wait of a rank for its batch, for which the others wait, and the batch's copy to the device.
     slower_compute_s: all else in a step with communication: kernels that share cores, memory or clocks with other
     ranks, and compute that all-reduces slow down. From the interleaved window; of scripts, which have none, from the
@@ -83,6 +84,10 @@ def slowdown(
     host = (rest - growth["kernel_s"]).fillna(issue).where(by_host, 0.0)
     result["host_s"] = host.where(of_pair.notna().any(axis=1))
     result["slower_compute_s"] = growth["kernel_s"].fillna(slower - issue).where(by_host, slower)
+    hidden_s, slower_s = growth["hidden_lateness_s"].fillna(0.0), result["slower_compute_s"]
+    lost_waiting = hidden_s.clip(lower=0.0, upper=slower_s.clip(lower=0.0)).mask(by_host, 0.0)
+    result["wait_s"] += lost_waiting
+    result["slower_compute_s"] -= lost_waiting
     result["remainder_s"] = growth["step_s"] - result[list(CAUSES)].sum(axis=1)
     return result[_COLUMNS]
 
@@ -141,8 +146,9 @@ def _step_parts(
 ) -> pd.DataFrame:
     """Return parts of the step of the chosen configurations, in seconds, with the index of `chosen`.
 
-    step_s: plain step. transfer_s, queueing_s, wait_s, load_s: see `slowdown`; 0 without communication. work_s: a step
-    of the interleaved window, or with `by_phases` of the phases window, without these parts of communication.
+    step_s: plain step. transfer_s, queueing_s, wait_s, load_s: see `slowdown`; 0 without communication, as is
+    hidden_lateness_s. work_s: a step of the interleaved window, or with `by_phases` of the phases window, without these
+    parts of communication.
     no_sync_step_s, kernel_s, issue_s: null if unknown.
     """
     rows = configurations.loc[chosen].set_axis(chosen.index).astype({"step_s": float})
@@ -174,6 +180,8 @@ def _step_parts(
     parts["load_s"] = rows[["longest_load_wait_s", "host_to_device_s"]].astype(float).sum(axis=1)
     with_communication = synchronised.mask(alone, step_s).mask(by_phases, rows["phases_step_s"].astype(float))
     unloaded_s = unloaded_step_s(with_communication, rows, window_step_s)
+    hidden = buckets["hidden_lateness_s"].astype(float) / window_step_s
+    parts["hidden_lateness_s"] = hidden.mask(alone, 0.0) * unloaded_step_s(step_s, rows, window_step_s)
     parts["work_s"] = with_communication - shares.sum(axis=1) * unloaded_s
     parts["no_sync_step_s"] = buckets["no_sync_step_s"].astype(float).mask(alone, step_s)
     parts["kernel_s"] = buckets["kernel_s"].astype(float).mask(alone, rows["busy_s"].astype(float))

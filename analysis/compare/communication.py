@@ -11,7 +11,9 @@ of a step are unions of intervals.
 
 A rank that is 20 ms late delays the others at each of its buckets, so waits add up to more than 20 ms, while time
 hidden by the backward pass costs nothing. The cost of lateness is therefore attributed on the late rank: how much later
-its last gradient is than the others'. The exposed transfer is the late rank's own exposed time.
+its last gradient is than the others'. The exposed transfer is the late rank's own exposed time. Collectives that wait
+also slow the computation of their ranks, which shortens that lateness; see hidden_lateness_s in
+`communication_breakdown`, and how `causes.slowdown` counts it.
 """
 
 from dataclasses import dataclass
@@ -98,7 +100,10 @@ EXPOSED = [
 ]  # fmt: skip
 """columns of the breakdown that need only a step's last gradient and the end of its reductions"""
 
-TRACED = ["queueing_s", "wire_s", "communication_s", "first_ready_s", "wait_s", "hidden_s", "exposed_queueing_s"]
+TRACED = [
+    "queueing_s", "wire_s", "communication_s", "first_ready_s", "wait_s", "hidden_s", "exposed_queueing_s",
+    "hidden_lateness_s",
+]  # fmt: skip
 """columns of the breakdown that need the times of each bucket"""
 
 
@@ -193,8 +198,8 @@ def slowed_by_trace(trials: pd.DataFrame, window_rows: pd.DataFrame) -> pd.Serie
 
     Trials are those of a user's own code, and of strategies in `traced_breakdown`. The latter are compared with the
     phases window, because steps of their plain window have no times of their own. The communication of both is taken
-    from a trace. A profiler that slows the host this much also decides which rank waits for which: on two H100 without
-    a late rank, it made steps 1.8 times as long, a quarter of which was waiting (`benchmarks/results/doors-vit`).
+    from a trace. A profiler that slows the host this much also decides which rank waits for which: on two H200 without
+    a late rank, it made steps of VGG-19 1.5 times as long (`benchmarks/results/doors-2gpu`, batch 32).
 
     trials, window_rows: frames of `results.Results`.
     """

@@ -4,7 +4,7 @@ import pandas as pd
 
 _STEP = ["trial_id", "window", "step"]
 
-_MATCHED = [*_STEP, "operation", "group", "bytes", "collective"]
+MATCHED = [*_STEP, "operation", "group", "bytes", "collective"]
 """Columns that identify a collective on all its ranks."""
 
 SECONDS = ["duration_s", "transfer_s", "wait_s", "hidden_s", "exposed_s", "exposed_transfer_s", "exposed_wait_s"]
@@ -22,7 +22,7 @@ def matched(collectives: pd.DataFrame) -> pd.DataFrame:
     """
     rows = collectives.copy()
     rows["duration_s"] = rows["end_s"] - rows["start_s"]
-    rows["transfer_s"] = rows.groupby(_MATCHED, dropna=False)["duration_s"].transform("min")
+    rows["transfer_s"] = rows.groupby(MATCHED, dropna=False)["duration_s"].transform("min")
     rows["wait_s"] = rows["duration_s"] - rows["transfer_s"]
     rows["exposed_s"] = (rows["duration_s"] - rows["hidden_s"]).clip(lower=0.0)
     rows["exposed_transfer_s"] = rows[["exposed_s", "transfer_s"]].min(axis=1)

@@ -7,7 +7,7 @@ What a collective hides behind is all computation, not only the backward pass.
 import numpy as np
 import pandas as pd
 
-from analysis.measure.collectives import matched
+from analysis.measure.collectives import MATCHED, matched
 from analysis.measure.communication import WAIT_MATTERS_SHARE, least, others, rank_medians
 from analysis.read.reduce import TRACED_WINDOWS
 
@@ -16,7 +16,8 @@ WINDOW = "profile"
 
 TRACED_COLUMNS = [
     "communication_s", "wire_s", "wait_s", "hidden_s", "exposed_s", "exposed_wire_s", "exposed_wait_s",
-    "waited_for_rank", "lateness_s", "late_by_load_s", "communication_step_s", "kernel_s", "traced",
+    "waited_for_rank", "lateness_s", "hidden_lateness_s", "late_by_load_s", "communication_step_s", "kernel_s",
+    "traced",
 ]  # fmt: skip
 
 _RANK = ["trial_id", "rank"]
@@ -33,7 +34,8 @@ def traced_breakdown(collectives: pd.DataFrame, window_rows: pd.DataFrame) -> pd
     exposed_wire_s, exposed_wait_s: parts of exposed_s, likewise. A rank waits at one collective and is late at another,
     so each collective is divided by itself, and the parts are added up per step. The rank that usually arrives last is
     that with the shortest exposed wait; values are medians over the other ranks. lateness_s: by how much its exposed
-    wait is shorter. kernel_s: time with computation on the GPU; null on CPU ranks. traced: 1.
+    wait is shorter. hidden_lateness_s: how much longer than that the others wait for it at one collective, usually
+    behind computation. kernel_s: time with computation on the GPU; null on CPU ranks. traced: 1.
     """
     totals = window_rows[window_rows["window"].isin(TRACED_WINDOWS) & window_rows["collectives_s"].notna()]
     rows = matched(collectives.merge(totals[["trial_id", "window"]].drop_duplicates()))
@@ -68,6 +70,7 @@ def traced_breakdown(collectives: pd.DataFrame, window_rows: pd.DataFrame) -> pd
     result["wait_s"] = result["communication_s"] - result["wire_s"]
     result["communication_step_s"] = others(ranks["step_s"], usual_last)
     result["lateness_s"] = result["exposed_wait_s"] - ranks["exposed_wait_s"].loc[usual_last].droplevel("rank")
+    result["hidden_lateness_s"] = (_longest_wait_s(rows, usual_last) - result["lateness_s"]).clip(lower=0.0)
     load_wait_s = rank_medians(window_rows, "phases", ["load_wait_s"]).reindex(ranks.index)
     result["late_by_load_s"] = load_wait_s.loc[usual_last].droplevel("rank") - others(load_wait_s, usual_last)
     is_relevant = result["lateness_s"] >= WAIT_MATTERS_SHARE * result["communication_step_s"]
@@ -75,3 +78,16 @@ def traced_breakdown(collectives: pd.DataFrame, window_rows: pd.DataFrame) -> pd
     result["waited_for_rank"] = late.where(is_relevant).astype("Int64")
     result["traced"] = 1.0
     return result[TRACED_COLUMNS]
+
+
+def _longest_wait_s(rows: pd.DataFrame, late: pd.MultiIndex) -> pd.Series:
+    """Return how much longer the median of the others waits than the ranks `late`, at the collective where this is
+    most, by trial.
+
+    Waits at a collective are medians over steps. rows: see `matched`.
+    """
+    call = ["trial_id", *(name for name in MATCHED if name not in ("trial_id", "step")), "step"]
+    is_late = pd.MultiIndex.from_frame(rows[_RANK]).isin(late)
+    waits = [rows[chosen].groupby(call, dropna=False)["wait_s"].median() for chosen in (~is_late, is_late)]
+    per_call = (waits[0] - waits[1]).groupby(level=call[:-1], dropna=False).median()
+    return per_call.groupby(level="trial_id").max()

@@ -10,6 +10,7 @@ import pandas as pd
 from analysis.compare.causes import SLOWDOWN_PARTS
 from analysis.compare.communication_cost import AUDIT_BUDGET, flagged_trials
 from analysis.measure.collectives import COLUMNS, by_operation
+from analysis.measure.communication import catches_up, most_late_s
 from analysis.measure.measures import configuration_of
 from analysis.study import Analysis, study_ranks
 from analysis.tables.table import N_COLUMN, Column, Table, axis_columns, blocks
@@ -67,14 +68,20 @@ def communication(analysis: Analysis) -> Table:
             Column("gradient_bytes", "gradients (MiB)", "bytes that every rank reduces per step.", 1 / MIB, 1),
             Column("buckets", "buckets", "groups of gradients that are reduced together, per step.", decimals=0),
             *(replace(column, scale=_MS, decimals=decimals) for column in seconds),
-            Column("late", "late rank", "the rank that usually arrives last, and by how much in a step."),
+            Column(
+                "late",
+                "late rank",
+                "the rank that usually arrives last, and by how much in a step; in brackets at its latest bucket, if "
+                "the others catch up with it by much, which compute more slowly while they wait.",
+            ),
             N_COLUMN,
         ),
         frame,
         "Measured with a communication hook on every rank and bucket. All values but the exposed transfer are those of "
         "the ranks that wait: the median over all ranks except the last to arrive, over steps, then over repeats. A "
         "bucket waits first and transfers last. Ranks wait for a late rank at each bucket, so the wait may be several "
-        f"times its lateness; the part hidden by the backward pass costs nothing.{_OF_TRACES if is_traced else ''}",
+        "times its lateness; the part hidden by the backward pass costs only what it slows that pass."
+        f"{_OF_TRACES if is_traced else ''}",
         blocks=blocks(axes),
     )
 
@@ -221,7 +228,8 @@ _SLOWDOWN_MEANINGS = {
     "transfer_s": "transfer of the last bucket after the last gradient of the rank that arrives last; with zero1, "
     "fsdp2 and hsdp, every transfer during which the device does not compute.",
     "queueing_s": "the same for earlier buckets, which still occupy the link.",
-    "wait_s": "how much later the last rank has its last gradient than the others, or starts its collectives.",
+    "wait_s": "how much later the last rank has its last gradient than the others, or starts its collectives, and how "
+    "much more slowly the others computed while they waited for it before.",
     "host_s": "if the step is host-bound on either size: growth of the time in which the device waits for the host. "
     "Not separable from compute on CPU ranks.",
     "load_s": "growth of the longest wait of a rank for its batch, and of the copy to the device.",
@@ -304,7 +312,8 @@ def _by_configuration(analysis: Analysis, rows: pd.DataFrame) -> pd.DataFrame:
 def _late(row: pd.Series) -> str | None:
     if pd.isna(row["waited_for_rank"]):
         return None
-    return f"rank {int(row['waited_for_rank'])}: {_MS * row['lateness_s']:.1f} ms"
+    text = f"rank {int(row['waited_for_rank'])}: {_MS * row['lateness_s']:.1f} ms"
+    return f"{text} ({_MS * most_late_s(row):.1f} ms)" if catches_up(row) else text
 
 
 def _largest_reason(row: pd.Series, parts: pd.Series | None, step_s: float) -> str | None:

@@ -6,6 +6,7 @@ import pandas as pd
 
 from analysis.compare.causes import CAUSES
 from analysis.compare.communication_cost import AUDIT_BUDGET, flagged_trials
+from analysis.measure.communication import catches_up, most_late_s
 from analysis.study import Analysis, study_ranks
 from analysis.text import (
     SLOWDOWN_LABELS,
@@ -60,7 +61,8 @@ def late_ranks(analysis: Analysis) -> str | None:
     rows = exposed_rows[exposed_rows["waited_for_rank"].notna()]
     if rows.empty:
         return None
-    row = rows.sort_values("lateness_s").iloc[-1]
+    latest_s = rows["lateness_s"].add(rows["hidden_lateness_s"], fill_value=0.0)
+    row = rows.assign(latest_s=latest_s).sort_values("latest_s").iloc[-1]
     label = _label(analysis, row.name)
     others = "the other rank" if _world_size(analysis, row.name) == 2 else "the others"
     text = (
@@ -68,6 +70,8 @@ def late_ranks(analysis: Analysis) -> str | None:
         f"{'waits' if others == 'the other rank' else 'wait'} {_ms(row['lateness_s'])} per step for it after the last "
         "gradient"
     )
+    if catches_up(row):
+        text += f", and up to {_ms(most_late_s(row))} at earlier buckets, which can slow computation meanwhile"
     if pd.notna(row["late_by_load_s"]) and row["late_by_load_s"] >= 0.5 * row["lateness_s"]:
         text += f"; it waits {_ms(row['late_by_load_s'])} longer for its batch"
     if len(exposed_rows) == 1:

@@ -26,10 +26,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from analysis.compare.communication import slowed_by_trace, trial_breakdown
 from analysis.measure.communication import bucket_rows
 from analysis.measure.measures import summarise
-from analysis.read.results import load
+from analysis.read.results import Results, load
 from benchmarks.harness.common import RESULTS, command, figure, ratio_interval, write_summary
 from benchmarks.harness.live_keeper import live_keeper
 from study.orchestrate.driver import result_of, table_of
@@ -46,17 +48,18 @@ PHASES = ("forward_s", "backward_s", "optimizer_s")
 LOADING = ("load_wait_s", "host_to_device_s")
 LATE_MS, LOAD_FACTOR = 20.0, 2.0
 FOUND_AS = {
-    "late rank": ("none", ("exposed_wait_s",)),
+    "late rank": ("none", ("exposed_wait_s", "hidden_lateness_s")),
     "slow loader": ("none", LOADING),
     "no P2P": ("fast link", ("exposed_wire_s", "kernels_s")),
 }
 """case -> the case without its delay, and the measures that should contain the delay
 
-Without P2P, collectives copy through the host's memory for longer, and computation, which shares multiprocessors and
-memory with them, takes longer meanwhile.
+A late rank makes the others wait, partly behind their computation, which is slower meanwhile. Without P2P, collectives
+copy through the host's memory for longer, and computation, which shares multiprocessors and memory with them, takes
+longer meanwhile.
 """
 
-EXPOSED = ("exposed_wire_s", "exposed_wait_s")
+EXPOSED = ("exposed_wire_s", "exposed_wait_s", "hidden_lateness_s")
 """columns of the breakdown that each delayed run notes, beside the time of its kernels"""
 
 BARE = "bare"
@@ -198,15 +201,21 @@ def _delayed_runs(
         run = measure(trial_of(options, "script", size, round_, *more, environment=environment), f"round {round_}")
         result.append({"round": round_, "door": "script", "size": size, "case": case} | run)
     results = load(RESULTS / options.name / STUDY)
-    rows = bucket_rows(results.buckets, results.steps, results.trials)
-    breakdown = trial_breakdown(rows, slowed_by_trace(results.trials, results.windows), results.windows)
-    for run in result:
-        parts = breakdown.loc[[str(run["trial_id"])]].iloc[0]
-        run |= {name: float(parts[name]) for name in EXPOSED}
-        own = results.steps[results.steps["trial_id"] == run["trial_id"]]
-        run["kernels_s"] = float(own.groupby("rank")["kernels_s"].median().max())
+    for run in attributed(results, result):
         print(run, flush=True)
     return result
+
+
+def attributed(results: Results, runs: Sequence[Run]) -> Sequence[Run]:
+    """Note in each run what the study's breakdown says of it; None where a profiler slowed its trace too much."""
+    rows = bucket_rows(results.buckets, results.steps, results.trials)
+    breakdown = trial_breakdown(rows, slowed_by_trace(results.trials, results.windows), results.windows)
+    for run in runs:
+        parts = breakdown.loc[[str(run["trial_id"])]].iloc[0]
+        run |= {name: None if pd.isna(parts[name]) else float(parts[name]) for name in EXPOSED}
+        own = results.steps[results.steps["trial_id"] == run["trial_id"]]
+        run["kernels_s"] = float(own.groupby("rank")["kernels_s"].median().max())
+    return runs
 
 
 def bare_step_s(options: argparse.Namespace, size: int) -> float:

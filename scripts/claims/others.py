@@ -210,12 +210,12 @@ COVERED = figures("coverage", r"coverage of .*, (1\+1\+1|1x5) repeats, .*")
 FAULTS = figures("faults", ".*: survived")
 SURVIVED = [value for name, value in zip(summary("faults"), FAULTS, strict=True) if name != COMPLETED]
 OVERHEAD = "plain/bare, resnet50 batch {} bf16 on {} cuda"
-DOORS = [
-    [value for run in runs for value in figures(run, r"(factory|script|loop|function) / .*")]
-    for runs in (("doors", "doors-vit"), ("doors-1gpu-256",), ("doors-1gpu",))
+DOORS = [figures(run, r"(factory|script|loop|function) / .*") for run in ("doors-2gpu", "doors-1gpu-256", "doors-1gpu")]
+"""on two H200; on one H200; the same, but the host bounds the step"""
+FOUND = [
+    figures(folder, f"{cause}: share .*")[0]
+    for folder, cause in (("doors", "slow loader"), ("doors-2gpu", "late rank"), ("doors-2gpu", "no P2P"))
 ]
-"""on two H100; on one H200; the same, but the host bounds the step"""
-FOUND = [figures("doors-vit", f"{cause}: share .*")[0] for cause in ("slow loader", "late rank", "no P2P")]
 PROFILER = figures("others", ".*: exposed, ours / profiler")
 
 
@@ -304,8 +304,8 @@ README: Entries = [
                 _evidence("evidence", "whether-the-communication-breakdown-is-true"),
             ),
             (
-                "Script, loop, train function, factory and, on one GPU, a bare script measure the same: ratios of "
-                "throughputs, two H100; one H200; one H200 at a smaller batch, where the host bounds the step",
+                "Script, loop, train function, factory and a bare script measure the same: ratios of throughputs, two "
+                "H200; one H200; one H200 at a smaller batch, where the host bounds the step",
                 _ranges("{:3} to {:3}", DOORS),
                 _met([value for values in DOORS for value in values]),
                 _evidence("evidence", "whether-all-four-entries-measure-the-same"),

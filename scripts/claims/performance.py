@@ -100,6 +100,8 @@ PEERS = {
     "timm, 1 H200": ("peers-1gpu-timm", "ours / timm, {}, 1 cuda"),
     "timm, 2 H200": ("peers-timm", "ours / timm, {}, 2 cuda"),
     "Ray Train, 1 H200": ("peers-1gpu-ray", "ours / ray, {}, 1 cuda"),
+    "Ray Train, 2 H200": ("peers-2gpu-ray", "ours / ray, {}, 2 cuda"),
+    "Ray Train, 4 H200": ("peers-4gpu-ray", "ours / ray, {}, 4 cuda"),
 }
 
 TWO_GPUS: Entries = [

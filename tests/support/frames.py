@@ -206,6 +206,7 @@ def communication(
     contention: float = 1.25,
     straggler: int | None = None,
     late_s: float = 0.0,
+    slowed_s: float = 0.0,
     tail_s: float = 0.001,
     plain_step_s: float | None = None,
     communication_ratio: float = 1.003,
@@ -215,14 +216,17 @@ def communication(
     """Return the rows that several ranks add to steps.parquet, and their buckets.parquet and sweep.parquet.
 
     An all-reduce alone takes latency_s + bytes / bandwidth; in training `contention` times that. Buckets are ready at
-    equal intervals until `last_gradient_s`, and `late_s` later on the straggler. An all-reduce starts when the last
-    rank is ready, and on CUDA also after the previous one. After the last gradient and all-reduce, the optimizer takes
-    `tail_s`.
+    equal intervals until `last_gradient_s`, and `late_s` later on the straggler, by which time the others have lost
+    `slowed_s`, evenly since their first bucket: the straggler is that much later at first. An all-reduce starts when
+    the last rank is ready, and on CUDA also after the previous one. After the last gradient and all-reduce, the
+    optimizer takes `tail_s`.
     """
     rng = rng or np.random.default_rng(0)
     cuda, ranks, count = fields["device"] == "cuda", range(fields["world_size"]), fields["communication_steps"]
     sizes = np.array(list(bucket_bytes))
-    late = {rank: late_s if rank == straggler else 0.0 for rank in ranks}
+    late = {rank: late_s + slowed_s if rank == straggler else 0.0 for rank in ranks}
+    steps = np.linspace(0.0, slowed_s, len(sizes))
+    delays = {rank: np.full(len(sizes), late[rank]) if rank == straggler else steps for rank in ranks}
     first = sum(_window_steps(fields).values())
     rows, buckets = [], []
     for number in range(count):
@@ -230,7 +234,7 @@ def communication(
         ready = factor * last_gradient_s * np.arange(1, len(sizes) + 1) / len(sizes)
         transfer_s = factor * contention * (latency_s + sizes / bandwidth)
         end, free = np.empty(len(sizes)), 0.0
-        for k, ready_everywhere in enumerate(ready + max(late.values())):
+        for k, ready_everywhere in enumerate(ready + np.max(list(delays.values()), axis=0)):
             end[k] = max(ready_everywhere, free if cuda else 0.0) + transfer_s[k]
             free = end[k]
         last = float(ready[-1])
@@ -239,11 +243,11 @@ def communication(
                 "rank": np.int32(rank),
                 "samples": _samples(fields),
             }
-            done_s = max(float(end.max()), last + late[rank]) + tail_s
+            done_s = max(float(end.max()), last + delays[rank][-1]) + tail_s
             windows = {
                 "synchronised": {"step_s": done_s},
                 "no_sync": {"step_s": last + late[rank] + tail_s},
-                "communication": {"step_s": done_s, "last_gradient_s": last + late[rank]},
+                "communication": {"step_s": done_s, "last_gradient_s": last + delays[rank][-1]},
             }
             for i, (window, columns) in enumerate(windows.items()):
                 rows.append(common | columns | {"window": window, "step": first + i * count + number})
@@ -254,7 +258,7 @@ def communication(
                     "step": first + 2 * count + number,
                     "bucket": k,
                     "bytes": sizes[k],
-                    "ready_s": ready[k] + late[rank],
+                    "ready_s": ready[k] + delays[rank][k],
                     "end_s": end[k],
                 }
                 for k in range(len(sizes))

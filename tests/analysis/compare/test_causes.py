@@ -169,7 +169,7 @@ def test_bursts_of_loaders_are_load_although_the_other_windows_miss_them() -> No
         {
             "exposed_wire_s": [0.0], "exposed_queueing_s": [0.0], "exposed_wait_s": [0.004], "lateness_s": [0.004],
             "communication_step_s": [0.024], "synchronised_step_s": [0.024], "no_sync_step_s": [0.020],
-            "kernel_s": [np.nan], "traced": [0],
+            "kernel_s": [np.nan], "traced": [0], "hidden_lateness_s": [0.0],
         },
         index=[1],
     )  # fmt: skip

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from analysis.measure.communication import bucket_rows, communication_breakdown, step_rows
 from analysis.read.results import load
 from analysis.study import Analysis, analyse
+from analysis.verdict.communication import late_ranks
 from tests.support.frames import MIB, grid, write_results
 
 GPU = {"device": "cuda", "steps": 4, "cpus_per_rank": 8}
@@ -157,6 +158,33 @@ def test_a_late_rank_delays_every_bucket_but_costs_its_lateness_once(tmp_path: P
     assert row["wait_s"] == pytest.approx(4 * 0.020, rel=0.01)
     assert row["exposed_wait_s"] == pytest.approx(0.020, rel=0.01)
     assert row["lateness_s"] == pytest.approx(0.020, rel=0.01)
+
+
+def test_what_others_lose_while_they_wait_for_a_late_rank_counts_as_wait(tmp_path: Path) -> None:
+    """Rank 1 is 20 ms late. Waiting all-reduces slow the other rank by 15 of them until its last gradient."""
+    law = {"straggler": 1, "late_s": 0.005, "slowed_s": 0.015, "bandwidth": 1e12, "latency_s": 1e-6}
+    steps = {1: {"step_s": 0.2}, 2: {"step_s": 0.22, "communication": law | {"last_gradient_s": 0.199}}}
+    analysis = study(tmp_path, GPU, steps)
+    (row,) = (row for _, row in analysis.communication.breakdown.iterrows())
+    assert row["waited_for_rank"] == 1
+    assert row["lateness_s"] == pytest.approx(0.005, rel=0.01)
+    assert row["hidden_lateness_s"] == pytest.approx(0.015, rel=0.01)
+    (causes,) = (row for _, row in analysis.communication.slowdown.iterrows())
+    noise_s = 0.004 * 0.22  # the communication window has longer steps
+    assert causes["growth_s"] == pytest.approx(0.020, rel=0.01)
+    assert causes["wait_s"] == pytest.approx(0.020, abs=noise_s)
+    assert causes["slower_compute_s"] == pytest.approx(0.0, abs=noise_s)
+    assert causes["remainder_s"] == pytest.approx(0.0, abs=noise_s)
+    assert "up to 20.0\xa0ms at earlier buckets" in str(late_ranks(analysis))
+
+
+def test_a_late_rank_that_catches_up_by_itself_costs_only_its_last_lateness(tmp_path: Path) -> None:
+    """The other rank computes as fast as one rank alone, so it lost nothing while it waited."""
+    law = {"straggler": 1, "late_s": 0.005, "slowed_s": 0.015, "bandwidth": 1e12, "latency_s": 1e-6}
+    steps = {1: {"step_s": 0.2}, 2: {"step_s": 0.205, "communication": law | {"last_gradient_s": 0.184}}}
+    analysis = study(tmp_path, GPU, steps)
+    (causes,) = (row for _, row in analysis.communication.slowdown.iterrows())
+    assert causes["wait_s"] == pytest.approx(0.005, rel=0.02)
 
 
 def test_exposed_cost_has_three_estimates_with_intervals(tmp_path: Path) -> None:

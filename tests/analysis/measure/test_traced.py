@@ -72,6 +72,18 @@ def test_a_late_rank_is_named_and_the_wait_is_that_of_the_other() -> None:
     assert (found["kernel_s"], found["communication_step_s"], found["traced"]) == (6.0, 10.0, 1.0)
 
 
+def test_waiting_for_a_late_rank_behind_computation_is_its_hidden_lateness() -> None:
+    """Rank 0 waits 3 s at its first collective, during which it computes, and 1 s at its last."""
+    rows = [
+        *calls(0, (0.0, 4.0, 4.0), (7.0, 9.0, 0.0)),
+        *calls(1, (3.0, 4.0, 1.0), (8.0, 9.0, 0.0)),
+    ]
+    found = breakdown(rows, windows(2.0, 1.0))
+    assert found["waited_for_rank"] == 1
+    assert found["lateness_s"] == pytest.approx(1.0)
+    assert found["hidden_lateness_s"] == pytest.approx(2.0)
+
+
 def test_scripts_without_buckets_are_divided_in_the_same_way() -> None:
     rows = [
         *calls(0, (0.0, 2.0, 0.0), (4.0, 6.0, 1.0)),
