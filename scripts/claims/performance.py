@@ -203,6 +203,12 @@ def _start_rows() -> list[tuple[str | Cell, ...]]:
 
 START, FIRST, FURTHER = "start-1gpu", "command to first warm-up", "a further group"
 
+
+def _forked_after() -> list[float]:
+    """Return the seconds from the request of each first group of `start-warm` to its rank's process."""
+    return [row["process_began_after_s"] for row in samples("start-warm") if row["process_began_after_s"] > 0]
+
+
 STUDY: Entries = [
     shows("starts", ("from", "median", "slowest", "goal"), _start_rows()),
     says(
@@ -227,6 +233,17 @@ STUDY: Entries = [
         *(figure("start-h200", f"{name}, {which}") for name in (FIRST, FURTHER) for which in ("median", "slowest")),
     ),
     stated("On one H200 with 16 cores", "setting"),
+    stated("on one H200 of a host with 64 cores", "setting"),
+    stated("cache, 12 s, is missed", "goal"),
+    says(
+        "the first warm-up came after {} s in the median and {} s at most. The goal",
+        *(figure("start-warm", f"{FIRST}, {which}") for which in ("median", "slowest")),
+    ),
+    says(
+        "{} to {} s pass between the request",
+        *(number(extreme(_forked_after())) for extreme in (min, max)),
+    ),
+    says("A further group took at most\n{} s, which meets", figure("start-warm", f"{FURTHER}, slowest")),
     says("imports then take {} times as long", figure("imports", "not compiled / compiled")),
     says(
         "while others ran there), {} s passed from the last trial of a group to the first of the next, in "
