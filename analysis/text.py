@@ -253,14 +253,14 @@ def as_prose(text: str) -> str:
     return re.sub(r"^(\s*)(?=[#>*+|=~`-])", r"\1\\", re.sub(r"^(\s*\d+)(?=[.)](\s|$))", r"\1\\", line))
 
 
-_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*(?:=[^\s.,;:()]+)?")
+_UNDIVIDED = re.compile(r"(?<![\w-])--[a-z][a-z-]*(?:=[^\s.,;:()]+| \d+(?:,\d+)*)?|\b[A-Z]{2,}-\d+\b")
 _CODE = re.compile(r"`([^`]+)`")
 
 
 def as_html(text: str) -> Markup:
-    """Return a text as HTML: escaped, `code` as such, and options and percentages that no line break divides."""
+    """Return a text as HTML: escaped, `code` as such. No line divides options, percentages and names like GPT-2."""
     escaped = str(escape(text.replace(" %", "\u00a0%")))
-    return Markup(_OPTION.sub(r'<span class="option">\g<0></span>', _CODE.sub(r"<code>\1</code>", escaped)))
+    return Markup(_UNDIVIDED.sub(r'<span class="option">\g<0></span>', _CODE.sub(r"<code>\1</code>", escaped)))
 
 
 SLOWDOWN_LABELS = {

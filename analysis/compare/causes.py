@@ -131,11 +131,11 @@ def lost_ranks(row: pd.Series | None, exposed: pd.DataFrame, configurations: pd.
 def visible_causes(lost: Mapping[str, float]) -> dict[str, float]:
     """Return the parts of `lost_ranks`, the largest first and the remainder, which includes those below 0.5 %, last.
 
-    Empty if the ranks lost are too few to show.
+    The remainder also includes parts below a tenth of `LEAST_LOST`. Empty if the ranks lost are too few to show.
     """
     if abs(sum(lost.values())) < LEAST_LOST:
         return {}
-    least = 0.005 * sum(abs(value) for value in lost.values())
+    least = max(0.005 * sum(abs(value) for value in lost.values()), LEAST_LOST / 10)
     shown = {name: value for name, value in lost.items() if abs(value) >= least and name != "remainder_s"}
     shown = dict(sorted(shown.items(), key=lambda item: -item[1]))
     return shown | {"remainder_s": sum(lost.values()) - sum(shown.values())}

@@ -149,13 +149,13 @@ _LEARNING = (
     "model", "dataset", "world_size", "batch_per_gpu", "accumulation_steps", "sync_batch_norm", "broadcast_buffers",
     "augment", "order", "set_epoch", "learning_rate", "momentum", "weight_decay", "seed", *_LINES,
 )  # fmt: skip
-"""Fields that affect learning and therefore get panels; configurations that differ in others overlap."""
+"""Fields that affect learning and therefore get panels; configurations that differ in others share a line."""
 
 
 def loss(analysis: Analysis) -> Figure | None:
     """Training loss by step (warm-up, plain and phases windows), mean over ranks and median over repeats.
 
-    Lines have gaps at non-finite losses.
+    A line is the mean of all configurations that do not differ in `_LEARNING`. It has gaps at non-finite losses.
     """
     rows = analysis.loss_curves
     if rows["loss"].isna().all():
@@ -176,13 +176,14 @@ def loss(analysis: Analysis) -> Figure | None:
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
         figure, axes = grid_of_axes(len(panels), sharey=True)
         for axis, (_, panel) in zip(axes, panels, strict=False):
-            for index, row in panel.iterrows():
-                if index in curves:
+            for kind, rows_of_kind in panel.groupby(line, dropna=False) if line in panel else [(None, panel)]:
+                if same := [curves[index] for index in rows_of_kind.index if index in curves]:
+                    curve = pd.concat(same, axis="columns").mean(axis="columns", skipna=False)
                     axis.plot(
-                        curves[index].index,
-                        curves[index],
-                        color=colours.get(row[line], INK),  # a user's own code may lack the field
-                        linestyle=styles.get(row[line], "-"),
+                        curve.index,
+                        curve,
+                        color=colours.get(kind, INK),  # a user's own code may lack the field
+                        linestyle=styles.get(kind, "-"),
                         linewidth=1.3,
                     )
             title = identifying_label(known, panel.iloc[0], varying, ranks, only=varying)

@@ -196,6 +196,9 @@ def holds_back(analysis: Analysis) -> Table:
     )
 
 
+_LOST_DECIMALS = 3
+
+
 def _lost(analysis: Analysis) -> Table:
     ranks = study_ranks(analysis)
     to_seconds = float(analysis.headline_row["step_s"] / analysis.headline_row["world_size"])
@@ -207,6 +210,7 @@ def _lost(analysis: Analysis) -> Table:
             "how": WORDS[_CAUSE_REGIONS[str(name)]].change if name in _CAUSE_REGIONS else _OTHER_CHANGES[str(name)],
         }
         for name, value in visible_causes(analysis.lost_ranks).items()
+        if round(value, _LOST_DECIMALS) != 0
     ]
     total = sum(analysis.lost_ranks.values())
     rows.append({"cause": "total", "lost": total, "longer_s": total * to_seconds, "how": "all of the above"})
@@ -216,7 +220,7 @@ def _lost(analysis: Analysis) -> Table:
         f"{ranks[1]} lost on {value_label('world_size', int(analysis.headline_row['world_size']), ranks)}",
         (
             Column("cause", "cause", "see the communication breakdown; causes add up to the total."),
-            Column("lost", f"{ranks[1]} lost", f"{ranks[1]} x growth / step time.", decimals=3),
+            Column("lost", f"{ranks[1]} lost", f"{ranks[1]} x growth / step time.", decimals=_LOST_DECIMALS),
             Column("longer_s", "step longer by (ms)", "than on the fewest; step time x share lost.", 1e3, decimals=3),
             Column("how", "what reduces it"),
         ),

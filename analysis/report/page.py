@@ -114,7 +114,7 @@ def glossary(ranks: tuple[str, str]) -> list[Term]:
         Term("transfer", "time in which gradients move between ranks.", "(?<!exposed )transfer"),
         Term(
             "wait for slowest rank",
-            "time in which the other ranks wait for the one that is last.",
+            "time in which the other ranks wait for the one that is last, and what they then compute more slowly.",
             "(?:wait(?:ing)? for )?(?:the )?slowest rank",
         ),
         Term(

@@ -323,6 +323,16 @@ def test_losses_of_own_code_without_a_precision_are_drawn() -> None:
     plt.close(drawing)
 
 
+def test_configurations_that_learn_the_same_share_a_line_of_losses() -> None:
+    """Nine numbers of loader processes and CPU threads, one batch and one number format."""
+    inputs = committed_inputs("loader-grid")[0]
+    assert inputs.loss_curves["configuration"].nunique() > 4
+    drawing = loss(inputs)
+    assert drawing is not None
+    assert [len(axis.get_lines()) for axis in drawing.axes if axis.get_visible()] == [1]
+    plt.close(drawing)
+
+
 def test_each_panel_of_losses_is_named_completely_by_what_distinguishes_it() -> None:
     drawing = loss(committed_inputs("everything-1gpu")[0])
     assert drawing is not None

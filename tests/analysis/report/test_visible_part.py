@@ -189,11 +189,12 @@ def test_what_is_not_resolved_is_not_explained_either() -> None:
 
 
 def test_options_and_percentages_stay_on_one_line() -> None:
-    shown = as_html("run `a <b>` with (--gpus 1,2) --set pin_memory=false, 2 %")
+    shown = as_html("run `a <b>` with (--gpus 1,2) --set pin_memory=false, 2 % of GPT-2")
     assert "<code>a &lt;b&gt;</code>" in shown
-    assert '(<span class="option">--gpus</span> 1,2)' in shown
+    assert '(<span class="option">--gpus 1,2</span>)' in shown
     assert "2\u00a0%" in shown
-    assert " ".join(shown.striptags().split()) == "run a <b> with (--gpus 1,2) --set pin_memory=false, 2 %"
+    assert '<span class="option">GPT-2</span>' in shown
+    assert " ".join(shown.striptags().split()) == "run a <b> with (--gpus 1,2) --set pin_memory=false, 2 % of GPT-2"
 
 
 def test_figures_of_a_study_with_many_configurations_show_a_part(tmp_path: Path) -> None:
