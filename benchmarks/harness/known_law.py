@@ -49,6 +49,9 @@ class KnownLaw:
     late_rank: int | None = None
     """rank whose forward pass takes `late_s` longer, if there are so many ranks"""
     late_s: float = 0.006
+    slowed_waiting_s: float = 0.0
+    """the others lose this much of their lead over the late rank between the first and the last bucket, as waiting
+    all-reduces slow their compute"""
     host_s: float | None = None
     """host time to issue a step on several ranks; a step takes at least this long"""
     load_s: float = 0.0
@@ -88,8 +91,10 @@ class KnownLaw:
         host_s = self.host_s * compute if self.host_s and ranks > 1 else 0.0
         if ranks > 1:
             span = np.array(self.ready_s) - self.ready_s[0]
-            slowed = self.contention_s * compute * (span / span[-1] if span[-1] > 0 else 1.0)
-            ready, last = ready + slowed, last + self.contention_s * compute
+            waiting_s = np.where(late == 0, self.slowed_waiting_s, 0.0) if late.any() else np.zeros(ranks)
+            slowed_s = compute * (self.contention_s + waiting_s)
+            ready = ready + slowed_s[:, None] * (span / span[-1] if span[-1] > 0 else 1.0)
+            last = last + slowed_s
         transfer = communication * np.array([self.all_reduce_s(size, ranks) for size in self.bucket_bytes])
         idle_s = 0.0
         for _ in range(ITERATIONS):

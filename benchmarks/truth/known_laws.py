@@ -44,6 +44,7 @@ COMMITTED = (
 LAWS: Mapping[str, KnownLaw] = {
     "late rank": KnownLaw(late_rank=2),
     "late rank of two": KnownLaw(late_rank=1),
+    "late rank, slows those that wait": KnownLaw(late_rank=1, slowed_waiting_s=0.004),
     "no late rank": KnownLaw(),
     "exposed ring": KnownLaw(bandwidth=8e9),
     "exposed ring, late rank": KnownLaw(bandwidth=8e9, late_rank=2, late_s=0.003),
@@ -75,8 +76,8 @@ def true_causes(law: KnownLaw, ranks: int) -> dict[str, float]:
     """Return the causes of the growth from 1 to `ranks`, in seconds. They add up to it.
 
     transfer_s, queueing_s: what follows the last gradient of the late rank. wait_s, load_s: those of the law.
-    slower_compute_s: slower kernels, and compute slowed by all-reduces. If a host is slower than that, communication
-    and lateness only cost what they add to the host's time, and the host the rest.
+    slower_compute_s: slower kernels, and compute slowed by all-reduces, unless they wait for the late rank. If a host
+    is slower than that, communication and lateness only cost what they add to the host's time, and the host the rest.
     """
     step = law.step(ranks)
     growth_s = step.step_s - law.step(1).step_s
