@@ -17,6 +17,7 @@ LOAD_SHARE = 0.1
 """Share of a step that ranks wait for a batch, above which bursts of the loaders disturb short windows."""
 
 _COMMUNICATION = ["transfer_s", "queueing_s", "wait_s"]
+_MEASURED = ["step_s", "phases_step_s", "longest_load_wait_s", "host_to_device_s", "busy_s", "step_launch_s"]
 _PAIR = ["configuration", "reference", "world_size", "reference_world_size"]
 _COLUMNS = [*_PAIR, "growth_s", *SLOWDOWN_PARTS, "kernels_s", "issue_s", "host_bound"]
 
@@ -151,7 +152,7 @@ def _step_parts(
     parts of communication.
     no_sync_step_s, kernel_s, issue_s: null if unknown.
     """
-    rows = configurations.loc[chosen].set_axis(chosen.index).astype({"step_s": float})
+    rows = configurations[_MEASURED].loc[chosen].set_axis(chosen.index).astype({"step_s": float})
     buckets = exposed.reindex(chosen).set_axis(chosen.index)
     alone = ~chosen.isin(exposed.index)
     step_s = rows["step_s"]

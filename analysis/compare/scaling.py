@@ -49,7 +49,7 @@ def scaling_rows(configurations: pd.DataFrame, declared: Fields) -> pd.DataFrame
     Configurations of `traced_again` are no series of their own and have no row.
     """
     configurations = configurations[~traced_again(configurations)]
-    shared = [name for name in _fields(configurations) if name not in LAYOUT]
+    shared = _telling(configurations, [name for name in _fields(configurations) if name not in LAYOUT])
     constant_fields = [
         (WEAK, shared),
         (STRONG, [*(n for n in shared if n != "batch_per_gpu"), "global_batch"]),
@@ -86,6 +86,15 @@ def scaling_rows(configurations: pd.DataFrame, declared: Fields) -> pd.DataFrame
         ).assign(scaling=NEITHER)
     )
     return pd.concat([part for part in parts if len(part)] or parts, ignore_index=True).reindex(columns=SCALING_COLUMNS)
+
+
+def _telling(configurations: pd.DataFrame, fields: Sequence[str]) -> list[str]:
+    """Return the fields that can tell series apart: comparing a hundred equal ones takes most of the time.
+
+    The strategy is one of them even if all are equal, as it is compared with that of plain training.
+    """
+    telling = [name for name in fields if name == "parallel" or configurations[name].nunique(dropna=False) > 1]
+    return telling or list(fields[:1])
 
 
 def traced_again(configurations: pd.DataFrame) -> "pd.Series[bool]":

@@ -145,10 +145,11 @@ def communication_breakdown(rows: pd.DataFrame, window_rows: pd.DataFrame, windo
     The others lose this lead while they wait, for kernels of NCCL that wait occupy multiprocessors (two H200, a rank
     20 ms late: 21 ms at the first bucket, 5 ms at the last gradient, `benchmarks/results/doors-2gpu`).
     """
-    per_step = step_rows(rows[rows["window"] == window])
-    if per_step.empty:
+    rows = rows[rows["window"] == window]
+    if rows.empty:
         empty = pd.DataFrame(columns=BREAKDOWN_COLUMNS, index=pd.Index([], name="trial_id"), dtype=float)
         return empty.astype({"waited_for_rank": "Int64"})
+    per_step = step_rows(rows)
     step = ["trial_id", "step"]
     order = per_step.groupby(step)["exposed_s"].rank(method="first", na_option="bottom")
     last, waiting = per_step[order == 1].set_index(step), per_step[order > 1].groupby(step)
@@ -175,7 +176,7 @@ def communication_breakdown(rows: pd.DataFrame, window_rows: pd.DataFrame, windo
     busy, phases = (of_ranks(window_rows, name, LAUNCHED) for name in ("busy", "phases"))
     result["kernel_s"] = others(total_busy_s(busy, phases.reindex(busy.index)), usual_last)
     result["lateness_s"] = others(exposed, usual_last) - exposed.loc[usual_last].droplevel("rank")
-    at_latest_s = _latest_bucket_s(rows[rows["window"] == window], usual_last)
+    at_latest_s = _latest_bucket_s(rows, usual_last)
     result["hidden_lateness_s"] = (at_latest_s - result["lateness_s"]).clip(lower=0.0)
     load_wait_s = rank_medians(window_rows, "phases", ["load_wait_s"]).reindex(exposed.index)
     result["late_by_load_s"] = load_wait_s.loc[usual_last].droplevel("rank") - others(load_wait_s, usual_last)

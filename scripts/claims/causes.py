@@ -58,8 +58,8 @@ ENTRIES: Entries = [
         [_law_row(law) for law in LAWS],
     ),
     says(
-        "in {} of {} series on GPUs that are not host-bound, in {} of {} that are, and in {} of {} on two CPU ranks; the "
-        "others missed it",
+        "in {} of {} series on GPUs that are not host-bound, in {} of {} that are, and in {} of {} on two CPU ranks; "
+        "the others missed it",
         *remainders_met(),
         *remainders_met(", host-bound (no remainder by definition)"),
         *remainders_met(", two CPU ranks"),
