@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from analysis.answers.reply import NEAR, Missing, Reply, highest, measured, pairs, repeats, span, times, where
+from analysis.checks.pause import PAUSED
 from analysis.measure.configurations import throughput_estimates
 from analysis.predict.inputs import ReportInputs
 from analysis.statistics import ratios_to_reference
@@ -69,9 +70,14 @@ def workers(inputs: ReportInputs) -> Reply | Missing:
         trials = inputs.measured[inputs.measured["trial_id"].isin(first["trial_ids"])]
         values = trials["throughput_samples_per_s"].astype(float)
         numbers["too_many_spread"] = float(values.max() / values.min())
-        why = (
-            f"equal repeats differ by {times(numbers['too_many_spread'])}, from {number(values.min(), 0)} to "
-            f"{number(values.max(), 0)} samples/s"
+        paused = {trial for finding in inputs.findings if finding.name == PAUSED for trial in finding.trial_ids}
+        was_paused = len(paused & set(first["trial_ids"]))
+        stopped = f", and a rank was paused in {was_paused} of {repeats(len(values))}" if was_paused else ""
+        return Reply(
+            f"{text} {label('loader_workers', first)} give no steady speed: equal repeats differ by "
+            f"{times(numbers['too_many_spread'])}, from {number(values.min(), 0)} to {number(values.max(), 0)} "
+            f"samples/s{stopped}.",
+            numbers,
         )
     return Reply(f"{text} {label('loader_workers', first)} are too many: {why}.", numbers)
 

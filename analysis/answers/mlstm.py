@@ -97,12 +97,13 @@ def larger_model(inputs: ReportInputs) -> Reply | Missing:
         compute = float(steps[large["reference"]]) / float(steps[small["reference"]])
         sent = float(large["bytes"] / small["bytes"])
         verdict = "better" if difference > 0 else "worse"
-        growth = _growth(inputs, large), _growth(inputs, small)
+        if large["efficiency_low"] <= small["efficiency_high"] and small["efficiency_low"] <= large["efficiency_high"]:
+            verdict = f"{verdict}, but not significantly"
+        growth = [_growth_text(_growth(inputs, row)) for row in (large, small)]
         texts.append(
             f"{field_value('interconnect', name)}: {verdict}, {points(large['efficiency'])} against "
-            f"{points(small['efficiency'])}, for it computes {times(compute)} as long for {times(sent)} the "
-            f"gradients, and "
-            f"its step grows by {number(MS * growth[0], 1)} ms, the other's by {number(MS * growth[1], 1)} ms"
+            f"{points(small['efficiency'])}; it computes {times(compute)} as long for {times(sent)} the "
+            f"gradients, and its step {growth[0]}, the other's {growth[1]}"
         )
         numbers[str(name)] = difference
     if not texts:
@@ -154,6 +155,10 @@ def _growth(inputs: ReportInputs, row: pd.Series) -> float:
     return float(steps[row["configuration"]]) - float(steps[row["reference"]])
 
 
+def _growth_text(growth_s: float) -> str:
+    return f"{'grows' if growth_s >= 0 else 'shrinks'} by {number(MS * abs(growth_s), 1)} ms"
+
+
 def _lost(inputs: ReportInputs, row: pd.Series) -> str:
     """Return the largest measured cause of a slowdown."""
     causes = inputs.communication.slowdown
@@ -162,13 +167,15 @@ def _lost(inputs: ReportInputs, row: pd.Series) -> str:
         return ""
     cause = causes.iloc[0]
     parts = cause[list(SLOWDOWN_LABELS)].astype(float)
-    parts["transfer_s"] += parts.pop("queueing_s")  # a bucket queues for the transfer of earlier ones
+    queueing_s = float(parts.pop("queueing_s"))
+    parts["transfer_s"] += queueing_s  # a bucket queues for the transfer of earlier ones
     name = str(parts.idxmax())
     if parts[name] <= 0:
         return ""
     most = "most of it" if name == "remainder_s" else "most by"
+    label = SLOWDOWN_LABELS[name] + (" with queueing" if name == "transfer_s" and queueing_s > 0 else "")
     return (
         f" The step of {row['model']} over {field_value('interconnect', row['interconnect'])} grows by "
-        f"{number(MS * float(cause['growth_s']), 1)} ms, {most} {SLOWDOWN_LABELS[name]} "
+        f"{number(MS * float(cause['growth_s']), 1)} ms, {most} {label} "
         f"({number(MS * parts[name], 1)} ms)."
     )

@@ -126,7 +126,8 @@ def one_is_better(inputs: ReportInputs) -> Reply | Missing:
     large, small = (inputs.configurations.loc[worst[name]] for name in ("configuration", "reference"))
     label = configuration_label(large, ("batch_per_gpu", "parallel"), study_ranks(inputs))
     numbers = {"worst": float(worst["speed_up"]), "count": float(len(slower))}
-    shown = f"{measured(worst, 'speed_up', 2, unit='x')} of one {rank} on {size_of(inputs, worst)} ({label})"
+    shared = f"; {number(large['global_batch'], 0)} in all on either" if worst["scaling"] == STRONG else ""
+    shown = f"{measured(worst, 'speed_up', 2, unit='x')} of one {rank} on {size_of(inputs, worst)} ({label}{shared})"
     if slower.empty:
         return Reply(f"Never in these results: the least is {shown}.", numbers)
     batches = ", ".join(

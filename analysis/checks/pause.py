@@ -21,6 +21,10 @@ PLAIN_TIMES_AS_LONG = 1.5
 MOST_LISTED = 5
 
 
+PAUSED = "paused_rank"
+"""name of a finding after which the numbers of its trials cannot be used"""
+
+
 def paused_rank(data: CheckData) -> list[Finding]:
     """Name each trial with a pause, its rank and its time.
 
@@ -37,7 +41,7 @@ def paused_rank(data: CheckData) -> list[Finding]:
         f"{join([f'{trial_id}: {text}' for trial_id, text in found[:MOST_LISTED]])}{more}."
     )
     fix = "Do not use these trials. Remove their folders and run them again, without suspended processes on the hosts."
-    return [Finding("paused_rank", sentence, trial_ids, fix)]
+    return [Finding(PAUSED, sentence, trial_ids, fix)]
 
 
 def _in_phases(data: CheckData) -> Iterator[tuple[str, str]]:

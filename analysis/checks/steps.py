@@ -16,7 +16,7 @@ from scipy.special import chdtrc
 
 from analysis.checks.drift import change_point, drift
 from analysis.checks.finding import FALSE_ALARM, MATTERS, CheckData, Finding
-from analysis.checks.pause import paused_rank
+from analysis.checks.pause import PAUSED, paused_rank
 from analysis.read.step_shape import WINDOW
 from analysis.text import number, percent
 from analysis.two_way import PRIOR_DEGREES
@@ -250,7 +250,7 @@ def few_repeats(data: CheckData) -> list[Finding]:
 
 
 CHECKS: Mapping[str, Callable[[CheckData], list[Finding]]] = {
-    "paused_rank": paused_rank,
+    PAUSED: paused_rank,
     "drift": drift,
     "change_point": change_point,
     "first_step": first_step,

@@ -199,21 +199,25 @@ def holds_back(analysis: Analysis) -> Table:
 _LOST_DECIMALS = 3
 
 
+def _what_reduces(cause: str) -> str:
+    return WORDS[_CAUSE_REGIONS[cause]].change if cause in _CAUSE_REGIONS else _OTHER_CHANGES[cause]
+
+
 def _lost(analysis: Analysis) -> Table:
     ranks = study_ranks(analysis)
     to_seconds = float(analysis.headline_row["step_s"] / analysis.headline_row["world_size"])
     rows = [
         {
-            "cause": SLOWDOWN_LABELS[str(name)],
+            "cause": "faster compute" if name == "slower_compute_s" and value < 0 else SLOWDOWN_LABELS[str(name)],
             "lost": value,
             "longer_s": value * to_seconds,
-            "how": WORDS[_CAUSE_REGIONS[str(name)]].change if name in _CAUSE_REGIONS else _OTHER_CHANGES[str(name)],
+            "how": _what_reduces(str(name)) if value > 0 else None,
         }
         for name, value in visible_causes(analysis.lost_ranks).items()
         if round(value, _LOST_DECIMALS) != 0
     ]
     total = sum(analysis.lost_ranks.values())
-    rows.append({"cause": "total", "lost": total, "longer_s": total * to_seconds, "how": "all of the above"})
+    rows.append({"cause": "total", "lost": total, "longer_s": total * to_seconds, "how": None})
     frame = pd.DataFrame(rows)
     frame["trial_ids"] = [_trial_ids(analysis, analysis.headline)] * len(frame)
     return Table(

@@ -113,7 +113,7 @@ def holds_back(analysis: Analysis) -> list[str]:
                 "Communication is unknown, because the profiler slows the steps too much: use a larger batch."
             )
         elif strategy:
-            sentences.append(f"{strategy} has no communication breakdown.")
+            sentences.append(f"{strategy} has no communication breakdown, so these parts contain it.")
         else:
             sentences.append("Communication was not measured separately: rerun with --set communication_steps=10.")
     if len(sentences) < 2 and (late := late_ranks(analysis)):
@@ -147,6 +147,9 @@ def largest_cause(lost_ranks: Mapping[str, float], lost: float) -> str:
     shown = {name: number(units / 10**decimals, decimals) for name, units in shown_parts(lost_ranks, lost).items()}
     unexplained = shown.get("remainder_s", number(0.0, decimals))
     cause = f"{SLOWDOWN_LABELS[largest]} ({shown.get(largest, number(causes[largest], decimals))})"
+    if remainder <= -lost:
+        measured = number(lost - remainder, decimals)
+        return f"but not for certain reasons: measured causes add up to {measured}"
     if remainder < LEAST_LOST:
         return f"most to {cause}"
     if remainder < causes[largest]:

@@ -38,7 +38,9 @@ def communication(analysis: Analysis) -> Table:
         Column(
             "wire_s", "wire time", "transfer time: the shortest time of any rank, which is that of the last to arrive."
         ),
-        Column("wait_s", "wait for slowest rank", f"time in {what} until the last rank arrives."),
+        Column(
+            "wait_s", f"wait in {what}", "the rest: time until the last rank arrives, also behind the backward pass."
+        ),
         Column(
             "queueing_s",
             "queueing",

@@ -67,7 +67,7 @@ def phases(analysis: Analysis) -> Table:
             ),
             Column(
                 "wait_s",
-                "wait for slowest rank (ms)",
+                "wait in all-reduces (ms)",
                 "the part of both that waits for later ranks.",
                 1e3,
                 decimals,

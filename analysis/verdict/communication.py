@@ -122,7 +122,7 @@ def audit(analysis: Analysis) -> str | None:
     return (
         f"In {len(flagged)} of {len(analysis.measured)} trials the measurement overhead exceeds "
         f"{percent(AUDIT_BUDGET)} of a step (at most {percent(worst, 1)}, including noise). "
-        "Their phases or communication breakdown differ slightly from the plain step. They are listed below. "
+        "Their phases or communication breakdown are those of longer steps. They are listed below. "
         "Throughput is measured without instrumentation."
     )
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from analysis.checks.pause import PAUSED
 from analysis.compare.accuracy import RELEVANT_LOSS
 from analysis.compare.communication_cost import flagged_trials
 from analysis.read.environment import done_environments
@@ -26,9 +27,6 @@ FEWEST_GROUPS = 3
 
 MOST_CAVEATS = 2
 """Maximum caveats that the reason lists; the others are counted."""
-
-PAUSED = "paused_rank"
-"""Finding after which the trial's numbers cannot be used at all."""
 
 A_RANK_WAS_PAUSED = "a rank was paused"
 

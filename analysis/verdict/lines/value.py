@@ -51,10 +51,11 @@ class Quantity:
         return f"{shown} ({ends})" if (ends := self.ends(decimals, scale)) else shown
 
     def ends(self, decimals: int, scale: float = 1.0) -> str:
-        """Return the interval as `7.7–7.9`; empty if it is unknown."""
+        """Return the interval as `7.7–7.9`, or `-0.4 to 1.2`; empty if it is unknown."""
         if self.low is None or self.high is None:
             return ""
-        return f"{number(scale * self.low, decimals)}–{number(scale * self.high, decimals)}"
+        low, high = (number(scale * end, decimals) for end in (self.low, self.high))
+        return f"{low} to {high}" if low.startswith("-") else f"{low}–{high}"
 
     @property
     def unresolved(self) -> str:

@@ -42,8 +42,15 @@ def test_some_of_several_agree_with_their_verb() -> None:
     assert [part_of(count, 8, "intervals") for count in (1, 3)] == ["1 of 8 intervals is", "3 of 8 intervals are"]
 
 
+def test_no_cause_is_named_if_measured_causes_exceed_what_is_lost_by_more_than_that() -> None:
+    lost = {"slower_compute_s": 0.146, "wait_s": 0.139, "remainder_s": -0.214}
+    assert largest_cause(lost, 0.071).startswith("but not for certain reasons: measured causes add up to 0.285")
+
+
 def test_a_strategy_without_breakdown_is_not_told_to_measure_one() -> None:
-    assert holds_back(study_named("averaging-4gpu"))[-1] == "dp has no communication breakdown."
+    assert (
+        holds_back(study_named("averaging-4gpu"))[-1] == "dp has no communication breakdown, so these parts contain it."
+    )
 
 
 def test_a_host_that_bounds_an_unknown_share_of_the_step_is_described_by_its_launches() -> None:
