@@ -253,7 +253,10 @@ def as_prose(text: str) -> str:
     return re.sub(r"^(\s*)(?=[#>*+|=~`-])", r"\1\\", re.sub(r"^(\s*\d+)(?=[.)](\s|$))", r"\1\\", line))
 
 
-_UNDIVIDED = re.compile(r"(?<![\w-])--[a-z][a-z-]*(?:=[^\s.,;:()]+| \d+(?:,\d+)*)?|\b[A-Z]{2,}-\d+\b")
+_UNDIVIDED = re.compile(
+    r"(?<![\w-])--[a-z][a-z-]*(?:=[^\s.,;:()]+| \w+=[^\s.,;:()]+| \d+(?:,\d+)*)?"
+    r"|\b[A-Z]{2,}-\d+\b|\b\d+ x [A-Z]\d+\b|-?\d[\d.,]*–\d[\d.,]*|\[-?[\d.,]+, -?[\d.,]+\]"
+)
 _CODE = re.compile(r"`([^`]+)`")
 
 

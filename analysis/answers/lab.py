@@ -189,9 +189,9 @@ def fifth_epoch(inputs: ReportInputs) -> Reply | Missing:
     )
     return Reply(
         f"In epoch {inputs.record.report_epoch}, batch {number(small['global_batch'], 0)} has a mean training loss of "
-        f"{_loss(small)} and an accuracy of {_top1(small)}; batch {number(large['global_batch'], 0)} "
+        f"{_loss(small)} and a training accuracy of {_top1(small)}; batch {number(large['global_batch'], 0)} "
         f"({large['made_of']}) "
-        f"has {_loss(large)} and {_top1(large)}. Accuracy differs by {lost}{why}.",
+        f"has {_loss(large)} and {_top1(large)}. Training accuracy differs by {lost}{why}.",
         {"small_top1": float(small["epoch_top1"]), "large_top1": float(large["epoch_top1"])},
         "updates" if worse else "",
     )
@@ -211,13 +211,9 @@ def recipes(inputs: ReportInputs) -> Reply | Missing:
               for _, row in others.iterrows()]  # fmt: skip
     best = highest(others, "epoch_top1")
     helps = float(best["epoch_top1_low"]) > float(plain["epoch_top1_high"].iloc[0])
-    verdict = (
-        f"{best['recipe']} helps"
-        if helps
-        else "No recipe is significantly better than none (95\u00a0% intervals overlap)"
-    )
+    verdict = f"{best['recipe']} helps" if helps else "None of the recipes has a significantly higher training accuracy"
     return Reply(
-        f"{verdict}. At batch {number(best['global_batch'], 0)} without a recipe the accuracy is "
+        f"{verdict}. At batch {number(best['global_batch'], 0)} plain training has a training accuracy of "
         f"{_top1(plain.iloc[0])}; "
         f"{'; '.join(listed)}.",
         {"plain_top1": base, "best_top1": float(best["epoch_top1"])},

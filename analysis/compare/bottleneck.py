@@ -62,7 +62,7 @@ WORDS: Mapping[str, Region] = {
     "idle": Region(
         "unexplained idle time",
         "idle time of the device without a measured cause",
-        "a trace (--profile), which shows what it waits for",
+        "removing what a trace (--profile) shows it to wait for",
     ),
     "compute": Region(
         "compute", "forward, loss, backward and optimizer", "lower precision, compilation or a faster device"

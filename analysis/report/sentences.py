@@ -32,7 +32,7 @@ from analysis.verdict.bottleneck import NOISE
 from analysis.verdict.communication import late_ranks
 from analysis.verdict.lines.improve import MORE_CHANGES, none_applies
 from analysis.verdict.lines.scaling import shown_parts, without_breakdown, without_series
-from analysis.verdict.lines.step import launching
+from analysis.verdict.lines.step import launching, skips_communication
 from analysis.verdict.lines.trust import FINDING_LABELS
 from analysis.verdict.next_steps import sentence as next_trial_sentence
 from analysis.verdict.own_code import separate_trials, slowed_traces
@@ -40,13 +40,16 @@ from analysis.verdict.trust import WIDE_INTERVAL, HostCaveats, superlinear, with
 
 MOST_ACTIONS = 6
 
+_VISIBLE_GAIN = 1.005
+"""Speed-up below which a gain would be stated as 0 %."""
+
 _CAVEATS = {
     HOST_BOUND: "No prediction for the fastest configuration: the host bounds its step on 1 or 2 ranks, which says "
     "little about scaling. Use a larger batch, or a compiled or captured step.",
     NO_SCALING: "No prediction for the fastest configuration: its measured scaling is uncertain by more than a factor "
     "of 2. Add repeats.",
     NETWORK: "Predicted as if all ranks were in one node, because no network between nodes was measured: "
-    "predict --interconnect takes one.",
+    "name one for predict with --interconnect.",
     NOT_RESOLVED: "Some predictions have no interval: it exceeds a factor of 2. Add repeats or sizes.",
 }
 
@@ -163,7 +166,7 @@ def change(analysis: Analysis) -> list[str]:
         return []
     gains = analysis.gains
     # a gain whose interval contains none is not stated; one without repeats has no interval
-    measured = gains[gains["is_measured"] & (gains["gain"] > 1) & ~(gains["gain_low"].astype(float) <= 1)]
+    measured = gains[gains["is_measured"] & (gains["gain"] >= _VISIBLE_GAIN) & ~(gains["gain_low"].astype(float) <= 1)]
     bounds = gains[~gains["is_measured"].astype(bool)]
     bounds = bounds[~(bounds["gain"].astype(float) < largest_gain(NOISE))]
     sentences = []
@@ -178,7 +181,7 @@ def change(analysis: Analysis) -> list[str]:
     bound = analysis.headline_regions["bound"]
     if bound == "host":
         return [f"The host bounds the step: try {fewer_launches(row)}.", *sentences]
-    if bound == "compute" and bounds.empty:
+    if bound == "compute" and bounds.empty and not skips_communication(row):
         sentences.append(f"All but compute takes less than {percent(NOISE)} of the step: try {faster_compute(row)}.")
     return sentences
 

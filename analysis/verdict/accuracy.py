@@ -132,7 +132,7 @@ def at_report_epoch(accuracy: Accuracy, epoch: int | None) -> str | None:
         f"{number(row['epoch_loss'], 3)} and {number(100 * row['epoch_top1'], 1)}\u00a0% with {label(row)}"
         for _, row in rows.iterrows()
     ]
-    return f"In epoch {epoch}, mean training loss and accuracy are {join(listed)}."
+    return f"In epoch {epoch}, mean training loss and training accuracy are {join(listed)}."
 
 
 def largest_plain_batch(accuracy: Accuracy) -> str | None:
@@ -274,7 +274,7 @@ def _cell_labels(rows: pd.DataFrame) -> list[str]:
 
 def label(row: pd.Series) -> str:
     """Return recipe and batch of a cell, as in "linear at batch 512"."""
-    recipe = "no recipe" if row["recipe"] == NOTHING else row["recipe"]
+    recipe = "plain training" if row["recipe"] == NOTHING else row["recipe"]
     return f"{recipe} at batch {number(row['global_batch'], 0)}"
 
 

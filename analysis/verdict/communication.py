@@ -76,7 +76,8 @@ def late_ranks(analysis: Analysis) -> str | None:
         text += f"; it waits {_ms(row['late_by_load_s'])} longer for its batch"
     if len(exposed_rows) == 1:
         return f"{text}."
-    return f"{text}. A single rank is late in {len(rows)} of {len(exposed_rows)} configurations."
+    measured = f"the {len(exposed_rows)} configurations whose communication was measured"
+    return f"{text}. A single rank is late in {len(rows)} of {measured}."
 
 
 def exposed(analysis: Analysis) -> str | None:

@@ -46,6 +46,11 @@ def bound_by(analysis: Analysis, subject: Subject) -> CardLine | None:
     return CardLine("bound_by", "bound by", text, tuple(quantities))
 
 
+def skips_communication(row: pd.Series) -> bool:
+    """Return True for a configuration on several ranks whose study did not measure communication."""
+    return bool(row["world_size"] > 1 and row.get("communication_steps") == 0)
+
+
 def launching(row: pd.Series) -> str:
     """Return how long a host-bound step takes to launch. In its own window, that may exceed the plain step."""
     launch, step = (number(1e3 * float(row[name]), 1) for name in ("step_launch_s", "step_s"))
@@ -83,6 +88,9 @@ def do_next(analysis: Analysis, subject: Subject) -> CardLine | None:
     share = float(removable[largest])
     if kind == "host" and share < NOISE:
         return CardLine("do_next", "do next", f"{label_before(subject)}{fewer_launches(row)} (gain unknown)")
+    if share < NOISE and skips_communication(row):
+        text = "measure communication, which may take any part of the step: --set communication_steps=10"
+        return CardLine("do_next", "do next", label_before(subject) + text)
     if share < NOISE:
         text = f"{faster_compute(row)} (all else is below {percent(NOISE)})"
         return CardLine("do_next", "do next", label_before(subject) + text)

@@ -91,7 +91,7 @@ def trust_in_accuracy(analysis: Analysis, others: Sequence[Analysis] = ()) -> Tr
     if fewest < 2:
         return Trust(POOR, _reason(["1 seed, so no interval", *caveats]))
     half_width = float((cells["difference_high"] - cells["difference_low"]).median() / 2)
-    width = f", ±{number(100 * half_width, 2)} points" if pd.notna(half_width) else ""
+    width = f", differences ±{number(100 * half_width, 2)} points" if pd.notna(half_width) else ""
     reason = _reason([f"{fewest} seeds{width}", *caveats])
     if half_width > POOR_POINTS:
         return Trust(POOR, reason)

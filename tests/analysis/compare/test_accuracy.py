@@ -237,8 +237,8 @@ def test_the_report_epoch_is_compared_with_the_largest_batch_per_rank_on_all_ran
     text = at_report_epoch(analysis.accuracy, 5)
     assert text is not None and text.startswith("In epoch 5")
     for part in (
-        "0.280 and 88.0\u00a0% with no recipe at batch 128",
-        "0.480 and 78.0\u00a0% with no recipe at batch 1,024",
+        "0.280 and 88.0\u00a0% with plain training at batch 128",
+        "0.480 and 78.0\u00a0% with plain training at batch 1,024",
         "0.320 and 86.0\u00a0% with linear + gradual warm-up at batch 1,024",
         "0.360 and 84.0\u00a0% with square root + gradual warm-up + LARS at batch 1,024",
     ):
@@ -342,8 +342,8 @@ def test_the_same_batch_on_more_ranks_is_compared_by_time(tmp_path: Path) -> Non
     on_two = in_order | {"world_size": 2, "batch_per_gpu": 64}
     found = trained_study(tmp_path / "results", (in_order, [0.90, 0.91]), (on_two, [0.90, 0.91]))
     said = " ".join(answer(found))
-    assert "is no recipe at batch 128 (1 × 128)" in said
-    assert "runner-up: no recipe at batch 128 (2 × 64)" in said
+    assert "is plain training at batch 128 (1 × 128)" in said
+    assert "runner-up: plain training at batch 128 (2 × 64)" in said
     write_report(tmp_path / "results")
     assert "- order: in_order" in (tmp_path / "results/report/report.md").read_text(), "a field of every trial"
 
