@@ -65,7 +65,6 @@ def workers(inputs: ReportInputs) -> Reply | Missing:
         "too_many_workers": float(first["loader_workers"]),
         "too_many_ratio": float(first["relative"]),
     }
-    why = f"they reach {times(first['relative'])}"
     if unsteady[first.name]:
         trials = inputs.measured[inputs.measured["trial_id"].isin(first["trial_ids"])]
         values = trials["throughput_samples_per_s"].astype(float)
@@ -79,7 +78,9 @@ def workers(inputs: ReportInputs) -> Reply | Missing:
             f"samples/s{stopped}.",
             numbers,
         )
-    return Reply(f"{text} {label('loader_workers', first)} are too many: {why}.", numbers)
+    return Reply(
+        f"{text} {label('loader_workers', first)} are too many: they reach {times(first['relative'])}.", numbers
+    )
 
 
 _CHANGES: Mapping[str, tuple[str, Mapping[str, object], Mapping[str, object]]] = {

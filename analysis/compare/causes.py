@@ -176,13 +176,14 @@ def _step_parts(
         shares[name] = shares[name].clip(upper=limit)
         limit = limit - shares[name].fillna(0.0)
     window_step_s = buckets["communication_step_s"].astype(float)
-    parts = shares.mul(unloaded_step_s(step_s, rows, window_step_s), axis=0)
+    plain_s = unloaded_step_s(step_s, rows, window_step_s)
+    parts = shares.mul(plain_s, axis=0)
     parts["step_s"] = step_s
     parts["load_s"] = rows[["longest_load_wait_s", "host_to_device_s"]].astype(float).sum(axis=1)
     with_communication = synchronised.mask(alone, step_s).mask(by_phases, rows["phases_step_s"].astype(float))
     unloaded_s = unloaded_step_s(with_communication, rows, window_step_s)
     hidden = buckets["hidden_lateness_s"].astype(float) / window_step_s
-    parts["hidden_lateness_s"] = hidden.mask(alone, 0.0) * unloaded_step_s(step_s, rows, window_step_s)
+    parts["hidden_lateness_s"] = hidden.mask(alone, 0.0) * plain_s
     parts["work_s"] = with_communication - shares.sum(axis=1) * unloaded_s
     parts["no_sync_step_s"] = buckets["no_sync_step_s"].astype(float).mask(alone, step_s)
     parts["kernel_s"] = buckets["kernel_s"].astype(float).mask(alone, rows["busy_s"].astype(float))

@@ -176,7 +176,7 @@ def communication_breakdown(rows: pd.DataFrame, window_rows: pd.DataFrame, windo
     busy, phases = (of_ranks(window_rows, name, LAUNCHED) for name in ("busy", "phases"))
     result["kernel_s"] = others(total_busy_s(busy, phases.reindex(busy.index)), usual_last)
     result["lateness_s"] = others(exposed, usual_last) - exposed.loc[usual_last].droplevel("rank")
-    at_latest_s = _latest_bucket_s(rows, usual_last)
+    at_latest_s = largest_excess(rows, usual_last, ["bucket"], "ready_s")
     result["hidden_lateness_s"] = (at_latest_s - result["lateness_s"]).clip(lower=0.0)
     load_wait_s = rank_medians(window_rows, "phases", ["load_wait_s"]).reindex(exposed.index)
     result["late_by_load_s"] = load_wait_s.loc[usual_last].droplevel("rank") - others(load_wait_s, usual_last)
@@ -196,15 +196,16 @@ def most_late_s(row: pd.Series) -> float:
     return float(row["lateness_s"] + row["hidden_lateness_s"])
 
 
-def _latest_bucket_s(rows: pd.DataFrame, late: pd.MultiIndex) -> pd.Series:
-    """Return how much later than the median of the others the ranks `late` are ready at their latest bucket, by trial.
+def largest_excess(rows: pd.DataFrame, late: pd.MultiIndex, keys: Sequence[str], column: str) -> pd.Series:
+    """Return by how much `column` of the ranks `late` exceeds the median of the others, where this is most, by trial.
 
-    Lateness at a bucket is the median over steps. rows: see `bucket_rows`, of one window.
+    keys: columns that identify a bucket or collective of a step. Its excess is the median over steps.
     """
-    bucket = ["trial_id", "bucket", "step"]
+    call = ["trial_id", *keys, "step"]
     is_late = pd.MultiIndex.from_frame(rows[["trial_id", "rank"]]).isin(late)
-    lateness = rows[is_late].set_index(bucket)["ready_s"] - rows[~is_late].groupby(bucket)["ready_s"].median()
-    return lateness.groupby(level=bucket[:2]).median().groupby(level="trial_id").max()
+    of_late, of_others = (rows[chosen].groupby(call, dropna=False)[column].median() for chosen in (is_late, ~is_late))
+    excess = (of_late - of_others).groupby(level=call[:-1], dropna=False).median()
+    return excess.groupby(level="trial_id").max()
 
 
 def _latest_end_before(rows: pd.DataFrame) -> pd.Series:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.measure.collectives import MATCHED, matched
-from analysis.measure.communication import WAIT_MATTERS_SHARE, least, others, rank_medians
+from analysis.measure.communication import WAIT_MATTERS_SHARE, largest_excess, least, others, rank_medians
 from analysis.read.reduce import TRACED_WINDOWS
 
 WINDOW = "profile"
@@ -70,7 +70,9 @@ def traced_breakdown(collectives: pd.DataFrame, window_rows: pd.DataFrame) -> pd
     result["wait_s"] = result["communication_s"] - result["wire_s"]
     result["communication_step_s"] = others(ranks["step_s"], usual_last)
     result["lateness_s"] = result["exposed_wait_s"] - ranks["exposed_wait_s"].loc[usual_last].droplevel("rank")
-    result["hidden_lateness_s"] = (_longest_wait_s(rows, usual_last) - result["lateness_s"]).clip(lower=0.0)
+    calls = [name for name in MATCHED if name not in ("trial_id", "step")]
+    less_wait_s = largest_excess(rows.assign(lead_s=-rows["wait_s"]), usual_last, calls, "lead_s")
+    result["hidden_lateness_s"] = (less_wait_s - result["lateness_s"]).clip(lower=0.0)
     load_wait_s = rank_medians(window_rows, "phases", ["load_wait_s"]).reindex(ranks.index)
     result["late_by_load_s"] = load_wait_s.loc[usual_last].droplevel("rank") - others(load_wait_s, usual_last)
     is_relevant = result["lateness_s"] >= WAIT_MATTERS_SHARE * result["communication_step_s"]
@@ -78,16 +80,3 @@ def traced_breakdown(collectives: pd.DataFrame, window_rows: pd.DataFrame) -> pd
     result["waited_for_rank"] = late.where(is_relevant).astype("Int64")
     result["traced"] = 1.0
     return result[TRACED_COLUMNS]
-
-
-def _longest_wait_s(rows: pd.DataFrame, late: pd.MultiIndex) -> pd.Series:
-    """Return how much longer the median of the others waits than the ranks `late`, at the collective where this is
-    most, by trial.
-
-    Waits at a collective are medians over steps. rows: see `matched`.
-    """
-    call = ["trial_id", *(name for name in MATCHED if name not in ("trial_id", "step")), "step"]
-    is_late = pd.MultiIndex.from_frame(rows[_RANK]).isin(late)
-    waits = [rows[chosen].groupby(call, dropna=False)["wait_s"].median() for chosen in (~is_late, is_late)]
-    per_call = (waits[0] - waits[1]).groupby(level=call[:-1], dropna=False).median()
-    return per_call.groupby(level="trial_id").max()
