@@ -84,8 +84,9 @@ def regions(configurations: pd.DataFrame, traffic: Communication) -> pd.DataFram
     the remainder, what a step lasts longer than one under no_sync beyond its exposed communication; 0 if strategies
     communicate under no_sync too. idle: what then remains.
 
-    bound: "host" if the step is host-bound. Otherwise the largest of load + transfer, wire + wait + contention, and
-    idle (of a sum, the largest part) if it takes at least `BOUND_SHARE`; else "compute".
+    bound: the largest of host, load + transfer, wire + wait + contention, and idle (of a sum, the largest part) if it
+    takes at least `BOUND_SHARE`; else "host" if the step is host-bound, and "compute" if not. "host" also if the step
+    is host-bound but the host's share is unknown.
     """
     parts = configurations[list(PHASES)].astype(float)
     total = parts.sum(axis=1, min_count=1).where(configurations["phases_step_s"].astype(float).notna())
@@ -117,17 +118,18 @@ def regions(configurations: pd.DataFrame, traffic: Communication) -> pd.DataFram
     shares = shares.div(shares.sum(axis=1).clip(lower=1.0), axis=0)
     shares["compute"] = (1 - shares.sum(axis=1)).clip(lower=0.0)
     shares = shares.where(total.notna())[list(REGIONS)]
-    bound = _bound(shares).where(~host_bound, "host").astype(object)
+    bound = _bound(shares).astype(object)
+    bound = bound.mask(host_bound & (shares["host"].isna() | (bound == "compute")), "host")
     shares["bound"] = bound.where(total.notna() | host_bound, None)
     return shares
 
 
-_TOGETHER = (("load", "transfer"), COMMUNICATION, ("idle",))
+_TOGETHER = (("host",), ("load", "transfer"), COMMUNICATION, ("idle",))
 """Regions whose shares are added up to see what bounds a step."""
 
 
 def _bound(shares: pd.DataFrame) -> pd.Series:
-    """Return the region that bounds each step, if it is not host-bound; see `regions`."""
+    """Return the region whose share is known to bound each step, else "compute"; see `regions`."""
     known = shares.fillna(0.0)
     sums = pd.DataFrame({number: known[list(names)].sum(axis=1) for number, names in enumerate(_TOGETHER)})
     largest = pd.DataFrame({number: known[list(names)].idxmax(axis=1) for number, names in enumerate(_TOGETHER)})

@@ -52,8 +52,8 @@ def slowdown(
 
     host_bound: the step is host-bound (`measures.summarise`) on N ranks or in the reference. All that the device waits
     for is then the host's, except what a cause adds to a step without it: communication counts only as far as
-    synchronised steps are longer than those under no_sync, wait_s only if one rank is usually the last, and
-    slower_compute_s is kernels_s. By definition there is no remainder, unless kernel time is unknown. host_s is then
+    synchronised steps are longer than those under no_sync, wait_s only if one rank is usually the last and only beyond
+    what the device waits less for its own host meanwhile, and slower_compute_s is kernels_s. By definition there is no remainder, unless kernel time is unknown. host_s is then
     limited by issue_s.
 
     Evidence that is not part of the sum: kernels_s, the growth of kernel time without communication (of the step under
@@ -89,6 +89,9 @@ def slowdown(
     lost_waiting = hidden_s.clip(lower=0.0, upper=slower_s.clip(lower=0.0)).mask(by_host, 0.0)
     result["wait_s"] += lost_waiting
     result["slower_compute_s"] -= lost_waiting
+    for_both = result["wait_s"].clip(lower=0.0, upper=(-result["host_s"]).fillna(0.0).clip(lower=0.0)).fillna(0.0)
+    result["wait_s"] -= for_both
+    result["host_s"] += for_both
     result["remainder_s"] = growth["step_s"] - result[list(CAUSES)].sum(axis=1)
     return result[_COLUMNS]
 

@@ -180,3 +180,27 @@ def test_bursts_of_loaders_are_load_although_the_other_windows_miss_them() -> No
     assert row["wait_s"] == pytest.approx(0.004)
     assert row["slower_compute_s"] == pytest.approx(0.0, abs=1e-12)
     assert row["remainder_s"] == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize(("alone_s", "wait_s", "host_s"), [(0.030, 0.0, -0.002), (0.024, 0.004, 0.0)])
+def test_a_rank_that_waits_for_another_does_not_wait_for_its_host_meanwhile(
+    alone_s: float, wait_s: float, host_s: float
+) -> None:
+    """Two host-bound ranks with kernels of 20 ms wait 4 ms for each other and 4 ms for the host, in 28 ms."""
+    measured = {"host_to_device_s": 0.0, "host_bound": True, "busy_s": 0.02, "longest_load_wait_s": 0.0}
+    steps = [{"step_s": step_s, "phases_step_s": step_s, "step_launch_s": step_s} for step_s in (alone_s, 0.028)]
+    configurations = pd.DataFrame([measured | step for step in steps])
+    exposed = pd.DataFrame(
+        {
+            "exposed_wire_s": [0.0], "exposed_queueing_s": [0.0], "exposed_wait_s": [0.004], "lateness_s": [0.004],
+            "communication_step_s": [0.028], "synchronised_step_s": [0.028], "no_sync_step_s": [0.024],
+            "kernel_s": [0.02], "traced": [0], "hidden_lateness_s": [0.0],
+        },
+        index=[1],
+    )  # fmt: skip
+    pairs = pd.DataFrame({"configuration": [1], "reference": [0], "world_size": [2], "reference_world_size": [1]})
+    [(_, row)] = causes_of(exposed, configurations, pairs).iterrows()
+    assert row["growth_s"] == pytest.approx(0.028 - alone_s)
+    assert (row["wait_s"], row["host_s"]) == pytest.approx((wait_s, host_s))
+    assert row["slower_compute_s"] == pytest.approx(0.0, abs=1e-12)
+    assert row["remainder_s"] == pytest.approx(0.0, abs=1e-12)
