@@ -81,8 +81,8 @@ def regions(configurations: pd.DataFrame, traffic: Communication) -> pd.DataFram
     rank. On several ranks without a breakdown they are NaN and included in compute. host: if the step is host-bound
     (`measures.summarise`), the device's idle time that no other region explains, and wait, which then is 0. NaN, and
     included in compute, if kernel time is unknown. compute: the rest, at most the kernel time if known. contention: of
-    the remainder, what a step lasts longer than one under no_sync beyond its exposed communication; 0 if strategies
-    communicate under no_sync too. idle: what then remains.
+    the remainder, what a step lasts longer than one under no_sync beyond its exposed communication, at most what it
+    lasts longer than on one rank; 0 if strategies communicate under no_sync too. idle: what then remains.
 
     bound: the largest of host, load + transfer, wire + wait + contention, and idle (of a sum, the largest part) if it
     takes at least `BOUND_SHARE`; else "host" if the step is host-bound, and "compute" if not. "host" also if the step
@@ -112,7 +112,8 @@ def regions(configurations: pd.DataFrame, traffic: Communication) -> pd.DataFram
     unexplained = idle.clip(lower=0.0).fillna(0.0).mask(host_bound, 0.0)
     longer = exposed["difference_s"].astype(float) / exposed["synchronised_step_s"].astype(float)
     contention = (longer - shares["wire"] - shares["wait"]).mask(exposed["traced"].eq(True))
-    shares["contention"] = contention.fillna(0.0).clip(lower=0.0, upper=unexplained)
+    contention = contention.fillna(0.0).clip(upper=_growth(traffic.slowdown, step_s) - shares["wire"] - shares["wait"])
+    shares["contention"] = contention.clip(upper=unexplained).clip(lower=0.0)
     shares["idle"] = unexplained - shares["contention"]
     # Windows differ, so that parts from several of them may add up to more than a step.
     shares = shares.div(shares.sum(axis=1).clip(lower=1.0), axis=0)
@@ -122,6 +123,15 @@ def regions(configurations: pd.DataFrame, traffic: Communication) -> pd.DataFram
     bound = bound.mask(host_bound & (shares["host"].isna() | (bound == "compute")), "host")
     shares["bound"] = bound.where(total.notna() | host_bound, None)
     return shares
+
+
+def _growth(slowdown: pd.DataFrame, step_s: pd.Series) -> pd.Series:
+    """Return how much longer a step lasts than on one rank, as a share of the step; infinite if unknown."""
+    growth = pd.Series(math.inf, index=step_s.index)
+    if slowdown.empty:
+        return growth
+    from_one = slowdown[slowdown["reference_world_size"] == 1].set_index("configuration")["growth_s"].astype(float)
+    return (from_one / step_s.reindex(from_one.index)).reindex(step_s.index).fillna(growth)
 
 
 _TOGETHER = (("host",), ("load", "transfer"), COMMUNICATION, ("idle",))

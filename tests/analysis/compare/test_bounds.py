@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,15 @@ def test_a_step_that_communication_lengthens_beyond_its_exposed_part_computes_mo
     assert bound(**slowed) == "contention"
     assert regions(*configuration(**slowed, traced=True))["contention"].iloc[0] == 0
     assert regions(*configuration(**slowed | {"busy_s": 0.087}))["contention"].iloc[0] == pytest.approx(0)
+
+
+def test_communication_slows_compute_at_most_as_far_as_the_step_is_longer_than_on_one_rank() -> None:
+    configurations, traffic = configuration(busy_s=0.06, difference_s=0.025, synchronised_step_s=0.1)
+    for reference, growth_s, contention in ((1, 0.01, 0.04), (1, 0.004, 0.0), (2, 0.004, 0.19)):
+        pairs = [{"configuration": 0, "reference_world_size": reference, "growth_s": growth_s}]
+        shares = regions(configurations, replace(traffic, slowdown=pd.DataFrame(pairs))).iloc[0]
+        assert shares["contention"] == pytest.approx(contention), "0.06 of the step is exposed"
+        assert shares[list(REGIONS)].astype(float).sum() == pytest.approx(1)
 
 
 def test_unmeasured_communication_is_unknown_on_several_ranks_and_zero_on_one() -> None:
