@@ -59,9 +59,10 @@ def parts(inputs: ReportInputs) -> Reply | Missing:
             )
             numbers = {"load_s": load, "transfer_s": copy, "processing_s": work}
     first = rows.iloc[0]
+    slowest_rank = " of the rank that waits longest" if rows["world_size"].max() > 1 else ""
     return Reply(
         f"With {first['parallel']} and {slowest['model'].iloc[0]}, per step: {'; '.join(texts)}. "
-        f"Loading is the time that the step waits for a batch, not the work of the loaders ({repeats(first['n'])}).",
+        f"Loading is the wait for a batch{slowest_rank}, not the work of the loaders ({repeats(first['n'])}).",
         numbers,
     )
 

@@ -43,8 +43,8 @@ def gil(inputs: ReportInputs) -> Reply | Missing:
         else "No cost of the GIL is visible"
     )
     return Reply(
-        f"{verdict}: from 1 to {size}, the host time to launch a step grows {span(threads['ratio'])} times with "
-        f"threads of one process ({THREADS}), and {span(processes['ratio'])} times with one process per GPU "
+        f"{verdict}: on {size}, launching a step takes {span(threads['ratio'])} times as long as on one with threads "
+        f"of one process ({THREADS}), and {span(processes['ratio'])} times with one process per GPU "
         f"({', '.join(dict.fromkeys(processes['parallel']))}). Largest growth: from {ms(worst['reference_s'])} to "
         f"{ms(worst['configuration_s'])} ({configuration_label(row, fields, study_ranks(inputs))}).",
         {"threads": float(threads["ratio"].median()), "processes": float(processes["ratio"].median())},

@@ -53,8 +53,8 @@ def slowdown(
     host_bound: the step is host-bound (`measures.summarise`) on N ranks or in the reference. All that the device waits
     for is then the host's, except what a cause adds to a step without it: communication counts only as far as
     synchronised steps are longer than those under no_sync, wait_s only if one rank is usually the last and only beyond
-    what the device waits less for its own host meanwhile, and slower_compute_s is kernels_s. By definition there is no remainder, unless kernel time is unknown. host_s is then
-    limited by issue_s.
+    what the device waits less for its own host meanwhile, and slower_compute_s is kernels_s. By definition there is no
+    remainder, unless kernel time is unknown. host_s is then limited by issue_s.
 
     Evidence that is not part of the sum: kernels_s, the growth of kernel time without communication (of the step under
     no_sync if kernel time is unknown); issue_s, the growth of the host time to issue a step.

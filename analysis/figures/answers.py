@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
 from analysis.compare.causes import visible_causes
+from analysis.compare.scaling import STRONG
 from analysis.figures.predictions import is_predicted
 from analysis.figures.style import (
     COLOURS,
@@ -92,7 +93,7 @@ def work(analysis: ReportInputs) -> Figure | None:
         label_ends(axis, labels)
         axis.set_xlabel(field_label("world_size", ranks))
         axis.set_ylabel(f"work, in {ranks[1]}")
-        axis.set_title(wrapped(headline_label(analysis), 1), loc="left")
+        axis.set_title(wrapped(_series_label(analysis), 1), loc="left")
     return figure
 
 
@@ -111,10 +112,24 @@ def _limits(rows: pd.DataFrame, sizes: list[int]) -> tuple[float, float]:
 
 def headline_label(analysis: Analysis) -> str:
     """Return the varying fields of the headline configuration, without the number of ranks."""
+    return configuration_label(analysis.headline_row, _varying(analysis), study_ranks(analysis))
+
+
+def _series_label(analysis: Analysis) -> str:
+    """Return the varying fields that all points of `work` share; with a fixed global batch, this batch too."""
+    series, names = _own_series(analysis), _varying(analysis)
+    if (series["scaling"] == STRONG).any():
+        points = analysis.configurations.loc[series["configuration"]]
+        names = [*(name for name in names if points[name].nunique(dropna=False) == 1), "global_batch"]
+    return configuration_label(analysis.headline_row, names, study_ranks(analysis))
+
+
+def _varying(analysis: Analysis) -> list[str]:
+    """Return the fields that vary, without numbers of ranks and with the batch per rank."""
     row = analysis.headline_row
     excluded = ("world_size", "nodes", *analysis.fields.timing, *(["interconnect"] if _is_real(row) else []))
     names = [name for name in analysis.axes if name not in excluded]
-    return configuration_label(row, [*names, *({"batch_per_gpu"} - set(names))], study_ranks(analysis))
+    return [*names, *({"batch_per_gpu"} - set(names))]
 
 
 def _is_real(row: pd.Series) -> bool:
@@ -127,15 +142,10 @@ def work_rows(analysis: ReportInputs) -> pd.DataFrame:
     is_open: the interval is too wide, so the value is not shown.
     """
     columns = ["kind", "world_size", "work", "work_low", "work_high", "is_open"]
-    scaling = analysis.scaling[analysis.scaling["ideal"].notna()]
-    own = scaling[scaling["configuration"] == analysis.headline]
-    if own.empty:
+    series = _own_series(analysis)
+    if series.empty:
         return pd.DataFrame(columns=columns)
-    series = scaling[scaling["series"] == own["series"].iloc[0]].sort_values("world_size")
-    series = series[
-        (series["world_size"] != own["world_size"].iloc[0]) | (series["configuration"] == analysis.headline)
-    ]
-    series = series.drop_duplicates("world_size").assign(kind="measured")
+    series = series.assign(kind="measured")
     model = next((m for m in analysis.models if analysis.headline in set(m.series.points["configuration"])), None)
     parts = [series, *([] if model is None or not is_predicted(analysis, model) else [_predicted(analysis, model)])]
     rows = pd.concat(parts, ignore_index=True)
@@ -144,6 +154,19 @@ def work_rows(analysis: ReportInputs) -> pd.DataFrame:
         value = rows[f"efficiency{end}"].astype(float) * rows["world_size"].astype(float)
         rows[f"work{end}"] = value.mask(is_wide) if end else value
     return rows[columns]
+
+
+def _own_series(analysis: Analysis) -> pd.DataFrame:
+    """Return the scaling rows of the headline's series, one per number of ranks; empty if it is in none."""
+    scaling = analysis.scaling[analysis.scaling["ideal"].notna()]
+    own = scaling[scaling["configuration"] == analysis.headline]
+    if own.empty:
+        return own
+    series = scaling[scaling["series"] == own["series"].iloc[0]].sort_values("world_size")
+    series = series[
+        (series["world_size"] != own["world_size"].iloc[0]) | (series["configuration"] == analysis.headline)
+    ]
+    return series.drop_duplicates("world_size")
 
 
 def _predicted(analysis: ReportInputs, model: ScalingModel) -> pd.DataFrame:

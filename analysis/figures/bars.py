@@ -33,7 +33,7 @@ MOST_LABEL_LINES = 4
 MOST_COMMON = "most common settings"
 """Label of the configuration that has the most common value of every field."""
 
-_VISIBLE_SHARE = 0.01
+_VISIBLE_SHARE = 0.003
 """Share of the longest bar of its panel below which a part is too small to recognise, and is not in the legend."""
 
 

@@ -156,6 +156,7 @@ OWN: Mapping[str, Question] = {
     "storage-order": _fastest("What does storage cost?", Figure(phases_figure)),
     "loader-grid": _fastest("How many loader workers are enough?", Figure(phases_figure)),
     "mlstm-scaling": _fastest("How many characters per second?"),
+    "gpt2-scaling": _fastest("How many tokens per second?"),
     "interconnect": Question(
         "own", "What does the network cost?", sentences.holds_back, tables.network_cost, (Figure(phases_figure),)
     ),
