@@ -239,6 +239,13 @@ def join(parts: list[str], last: str = "and") -> str:
     return f"{', '.join(parts[:-1])} {last} {parts[-1]}"
 
 
+def held_bounds(checked: list[tuple[str, bool]]) -> str:
+    """Return how many of the upper bounds of changes held, and which did not. checked: change, and whether it did."""
+    failed = [change for change, held in checked if not held]
+    text = f"{len(checked) - len(failed)} of {len(checked)} upper bounds held"
+    return f"{text} (not {join(failed)})" if failed else text
+
+
 _LINK = re.compile(r"(?<=!)(?=\[)|(?<=\])(?=[\[(:])")
 
 

@@ -108,14 +108,17 @@ class Improvement:
         return _RAISED.get(self.goal, "throughput")
 
     @property
-    def right_bounds(self) -> tuple[int, int]:
-        """Return how many upper bounds the measured gains do not contradict, and how many were measured.
+    def checked_bounds(self) -> list[tuple[str, bool]]:
+        """Return the changes whose upper bound and gain are known, and whether the gain respects the bound.
 
-        A gain contradicts its bound if its entire interval is above it.
+        It does not if its entire interval is above the bound.
         """
-        known = [(row.bound, row.gain) for row in self.levers if row.bound is not None and row.gain is not None]
-        right = [bound >= (gain.value if gain.low is None else gain.low) for bound, gain in known]
-        return sum(right), len(right)
+        known = [(row.lever, row.bound, row.gain) for row in self.levers]
+        return [
+            (lever, bound >= (gain.value if gain.low is None else gain.low))
+            for lever, bound, gain in known
+            if bound is not None and gain is not None
+        ]
 
 
 @dataclass(frozen=True)

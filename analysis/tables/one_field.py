@@ -8,7 +8,7 @@ from analysis.compare.one_field import against_reference, loss_summary, trained_
 from analysis.read.study_record import MeasuredGain
 from analysis.study import Analysis, study_ranks
 from analysis.tables.table import N_COLUMN, RATIO_ESTIMATE, Column, Table, axis_columns
-from analysis.text import GIB, configuration_label, field_label, field_value, join
+from analysis.text import GIB, configuration_label, field_label, field_value, held_bounds, join
 
 _STEP = Column(
     "step_s", "step time (ms)", "plain step, without instrumentation; geometric mean over worker groups.", 1e3
@@ -196,7 +196,7 @@ def levers(analysis: Analysis) -> Table:
     names = ["lever", "onto", "effect", "bound", *(f"{name}{end}" for name in ("gain", "on_one", "on_all")
              for end in ("", "_low", "_high")), "kept", "why", "note"]  # fmt: skip
     numbers = {name: float for name in names if name.startswith(("bound", "gain", "on_"))}
-    right, measured = (0, 0) if found is None else found.right_bounds
+    checked = [] if found is None else found.checked_bounds
     return Table(
         "Changes tried by improve",
         (
@@ -212,9 +212,7 @@ def levers(analysis: Analysis) -> Table:
             Column("note", "to do", "what you have to do or check if you use it."),
         ),
         pd.DataFrame(rows, columns=names).astype(numbers),
-        f"{right} of {measured} upper bounds held. A bound fails if the entire measured interval is above it."
-        if measured
-        else "",
+        f"{held_bounds(checked)}. A bound fails if the entire measured interval is above it." if checked else "",
     )
 
 

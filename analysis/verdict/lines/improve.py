@@ -5,7 +5,7 @@ import math
 from analysis.compare.bottleneck import WORDS
 from analysis.duration import duration
 from analysis.read.study_record import Improvement, LeverRow, MeasuredGain, Side
-from analysis.text import join, number, percent
+from analysis.text import held_bounds, join, number, percent
 from analysis.verdict.lines.trust import FAIR, GOOD, POOR
 from analysis.verdict.lines.value import CardLine, Quantity, Trust
 
@@ -181,15 +181,14 @@ def _loss(improvement: Improvement) -> CardLine | None:
 
 
 def _bounds(improvement: Improvement) -> CardLine | None:
-    right, measured = improvement.right_bounds
-    if not measured:
+    checked = improvement.checked_bounds
+    if not checked:
         return None
-    text = f"{right} of {measured} upper bounds held"
     quantities = (
-        Quantity("right_bounds", float(right), "bounds"),
-        Quantity("measured_bounds", float(measured), "bounds"),
+        Quantity("right_bounds", float(sum(held for _, held in checked)), "bounds"),
+        Quantity("measured_bounds", float(len(checked)), "bounds"),
     )
-    return CardLine("bounds", "bounds", text, quantities)
+    return CardLine("bounds", "bounds", held_bounds(checked), quantities)
 
 
 def _ratio(gain: MeasuredGain) -> str:

@@ -31,6 +31,7 @@ from study.orchestrate.protocol import Job, KeeperProxy, Payload
 from study.orchestrate.twin.in_process import local_cluster, run_trials
 from study.orchestrate.twin.simulated_ranks import SimulatedRanks, payload_of
 from study.store.store import Store
+from tests.support.cards import ROOT
 from tests.support.improving import null_lever
 from tests.support.trials import quick_trial
 from trainables.trial import Trial
@@ -129,7 +130,16 @@ def test_a_resumed_search_keeps_what_gains_and_records_what_does_not(finished: P
     assert not rows["prefetch"].is_kept
     assert found.loss == (0.0, pytest.approx(0.0608, abs=1e-4), False), "4.303 (t, 2 degrees) x 0.01 x sqrt(2)"
     assert found.trials == len(Store.at(str(finished)).records())
-    assert found.right_bounds == (2, 2)
+    assert [held for _, held in found.checked_bounds] == [True, True]
+
+
+def test_the_card_names_the_change_whose_gain_exceeds_its_upper_bound() -> None:
+    folder = ROOT / "benchmarks/results/improve-fp8"
+    assert dict(improvement_of(folder).checked_bounds)["batch 2x"] is False
+    line = card_at(folder).line("bounds")
+    assert line is not None
+    assert line.text.endswith("(not batch 2x)")
+    assert [quantity.value for quantity in line.quantities] == [3, 4]
 
 
 def test_the_card_and_the_report_have_the_form_of_improve(finished: Path) -> None:
