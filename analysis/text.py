@@ -1,6 +1,7 @@
 """Format values as text: labels of fields, ranks and configurations, and consistently rounded numbers."""
 
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ MOST_FIELDS = 8
 
 FLAG = "flag "
 """Prefix of columns of arguments such as `lr=0.1`, whose names could be those of fields or measures."""
+
+_ARGUMENTS = "script_arguments"
 
 _PATHS = ("script", "train_function", "workload")
 """Fields with the path of a user's file, which identifies a configuration."""
@@ -108,17 +111,28 @@ def brief_label(
 ) -> str:
     """Return `configuration_label` for little room: a word without its field, if no other field has this word.
 
-    The user's own files, arguments and variables are named as ever.
+    The user's own files and variables are named as ever; of a script's arguments, `…` replaces those that all start
+    with.
     """
     words = {name: set(configurations[name].map(text)) for name in fields}
 
     def label(name: str) -> str:
+        if name == _ARGUMENTS:
+            return value_label(name, _without_common_start(row[name], words[name]), ranks)
         value, own = row[name], name in _PATHS or name.isupper() or name.startswith(FLAG)
         others = set().union(*(words[other] for other in fields if other != name))
         is_clear = isinstance(value, str) and not own and value not in _VAGUE and value not in others
         return field_value(name, value) if is_clear else value_label(name, value, ranks)
 
     return ", ".join(label(name) for name in fields if text(row[name]) != MISSING)
+
+
+def _without_common_start(value: str, others: set[str]) -> str:
+    """Return arguments without the options that all of `others` start with, unless nothing would remain."""
+    given = value.split()
+    common = len(os.path.commonprefix([other.split() for other in others if other != MISSING]))
+    options = [i for i, word in enumerate(given[: common + 1]) if i and word.startswith("-")]
+    return " ".join(["…", *given[options[-1] :]]) if options else value
 
 
 def telling_fields(configurations: pd.DataFrame, row: pd.Series, fields: Sequence[str]) -> list[str]:

@@ -230,6 +230,16 @@ def test_bars_of_many_fields_keep_distinct_labels_on_a_phone() -> None:
     assert shown == "script /home/me/train.py, NCCL_ALGO=arrow_raw, order in_order"
 
 
+def test_brief_labels_of_scripts_leave_out_the_arguments_that_all_start_with() -> None:
+    given = ["--data /d --epochs 3", "--data /d --epochs 3 --lr 0.1", "--data /d --epochs 5", ""]
+    own = pd.DataFrame({"script": "train.py", "script_arguments": given})
+    shown = [brief_label(own, row, ["script_arguments"], ("GPU", "GPUs")) for _, row in own.iterrows()]
+    assert [label.rpartition("arguments ")[2] for label in shown] == [
+        "… --epochs 3", "… --epochs 3 --lr 0.1", "… --epochs 5", ""
+    ]  # fmt: skip
+    assert brief_label(own.tail(1), own.iloc[-1], ["script_arguments"], ("GPU", "GPUs")) == ""
+
+
 def bar_labels(found: pd.DataFrame, names: list[str]) -> list[str]:
     """Return the labels of the bars of a figure for a phone, from top to bottom."""
     values = pd.DataFrame({"forward_s": np.ones(len(found))}, index=found.index)
