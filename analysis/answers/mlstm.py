@@ -1,5 +1,7 @@
 """Answers of mlstm-scaling: linearity, interconnects, the larger model, and predictions for many GPUs."""
 
+import math
+
 import pandas as pd
 
 from analysis.answers.reply import MS, Missing, Reply, highest, lowest, measured, points, repeats, share, size_of, times
@@ -97,7 +99,8 @@ def larger_model(inputs: ReportInputs) -> Reply | Missing:
         compute = float(steps[large["reference"]]) / float(steps[small["reference"]])
         sent = float(large["bytes"] / small["bytes"])
         verdict = "better" if difference > 0 else "worse"
-        if large["efficiency_low"] <= small["efficiency_high"] and small["efficiency_low"] <= large["efficiency_high"]:
+        half_widths = [math.log(row["efficiency_high"] / row["efficiency_low"]) / 2 for row in (large, small)]
+        if not abs(math.log(large["efficiency"] / small["efficiency"])) > math.hypot(*half_widths):  # or unknown
             verdict = f"{verdict}, but not significantly"
         growth = [_growth_text(_growth(inputs, row)) for row in (large, small)]
         texts.append(
