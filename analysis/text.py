@@ -111,14 +111,11 @@ def brief_label(
 ) -> str:
     """Return `configuration_label` for little room: a word without its field, if no other field has this word.
 
-    The user's own files and variables are named as ever; of a script's arguments, `…` replaces those that all start
-    with.
+    The user's own files, arguments and variables are named as ever.
     """
     words = {name: set(configurations[name].map(text)) for name in fields}
 
     def label(name: str) -> str:
-        if name == _ARGUMENTS:
-            return value_label(name, _without_common_start(row[name], words[name]), ranks)
         value, own = row[name], name in _PATHS or name.isupper() or name.startswith(FLAG)
         others = set().union(*(words[other] for other in fields if other != name))
         is_clear = isinstance(value, str) and not own and value not in _VAGUE and value not in others
@@ -127,30 +124,43 @@ def brief_label(
     return ", ".join(label(name) for name in fields if text(row[name]) != MISSING)
 
 
-def _without_common_start(value: str, others: set[str]) -> str:
-    """Return arguments without the options that all of `others` start with, unless nothing would remain."""
-    given = value.split()
-    common = len(os.path.commonprefix([other.split() for other in others if other != MISSING]))
+def with_short_arguments(configurations: pd.DataFrame, row: pd.Series) -> pd.Series:
+    """Return a configuration in which `…` replaces the options that the arguments of all scripts start with.
+
+    Its last option stays in any case. configurations: all of the study.
+    """
+    if _ARGUMENTS not in row or text(row[_ARGUMENTS]) == MISSING:
+        return row
+    given = str(row[_ARGUMENTS]).split()
+    others = {text(value) for value in configurations[_ARGUMENTS]} - {MISSING}
+    common = len(os.path.commonprefix([other.split() for other in others]))
     options = [i for i, word in enumerate(given[: common + 1]) if i and word.startswith("-")]
-    return " ".join(["…", *given[options[-1] :]]) if options else value
+    short = " ".join(["…", *given[options[-1] :]]) if options and len(others) > 1 else row[_ARGUMENTS]
+    return pd.Series({**row, _ARGUMENTS: short})
+
+
+def telling_label(configurations: pd.DataFrame, row: pd.Series, fields: Sequence[str], ranks: tuple[str, str]) -> str:
+    """Return the label of a configuration that tells it from the other ones of `configurations`."""
+    telling = telling_fields(configurations, row, fields)
+    return configuration_label(with_short_arguments(configurations, row), telling, ranks)
 
 
 def telling_fields(configurations: pd.DataFrame, row: pd.Series, fields: Sequence[str]) -> list[str]:
     """Return the fields that identify a configuration among `configurations`.
 
     These are all `fields`; if there are more than `MOST_FIELDS`, a user's file and those whose value differs from the
-    most common one. If these are too many as well, the user's file alone identifies the configuration.
+    most common one. If these are too many as well, the user's file, and what differs among configurations with it.
     """
     if len(fields) <= MOST_FIELDS:
         return list(fields)
     usual = {name: configurations[name].map(text).mode().iloc[0] for name in fields}
     own = [name for name in _PATHS if name in fields and text(row[name]) != MISSING]
     telling = [name for name in fields if name in own or name == "world_size" or text(row[name]) != usual[name]]
-    return (
-        telling
-        if len(telling) <= MOST_FIELDS or not own
-        else [*own, *(name for name in ("world_size",) if name in fields)]
-    )
+    if len(telling) <= MOST_FIELDS or not own:
+        return telling
+    same = configurations[(configurations[own].map(text) == row[own].map(text)).all(axis=1)]
+    different = {"world_size", *own, *(name for name in telling if same[name].map(text).nunique() > 1)}
+    return [name for name in fields if name in different]
 
 
 def field_value(field: str, value: Any) -> str:
@@ -223,6 +233,11 @@ def decimals_for(values: pd.Series, digits: int = 3) -> int:
 def lost_decimals(total: float) -> int:
     """Return the decimals of lost ranks and their causes: more if little is lost, as each part is still smaller."""
     return 3 if abs(total) < 0.1 else 2
+
+
+def cause_label(cause: str, lost: float) -> str:
+    """Return the label of a part of a slowdown, with the ranks that it costs, or gains if negative."""
+    return "faster compute" if cause == "slower_compute_s" and lost < 0 else SLOWDOWN_LABELS[cause]
 
 
 def part_of(part: int, count: int, noun: str) -> str:

@@ -174,16 +174,17 @@ def pageable(inputs: ReportInputs) -> Reply | Missing:
     ).astype(float)
     waited = float(waits.abs().max())
     kept_up = waited < LEAST_WAIT_S
-    loading = (
-        "The loaders kept up in both cases, so these results show no change of loading"
-        if kept_up
-        else f"The wait for a batch changes by {span(waits, 2, MS, ' ms')} per step"
-    )
+    saved = "the loaders' thread that pins batches is saved, and the copy in the step pays for it"
+    if kept_up:
+        loading = f"The loaders kept up in both cases, so these results show no change of loading: {saved}"
+    else:
+        loading = f"The wait for a batch changes by {span(waits, 2, MS, ' ms')} per step"
+        loading += f": {saved}" if waits.max() < 0 else ", which is no clear change of loading"
     return Reply(
         f"Training is {span(found['ratio'], unit='x')} as fast without pinned memory; at {_label(inputs, there)} "
         f"{measured(row, 'ratio', 2, unit='x')}. The copy there takes {ms(row['copy'])} in place of "
         f"{ms(pinned['host_to_device_s'])}, because the host copies pageable memory into a pinned buffer first. "
-        f"{loading}: the loaders' thread that pins batches is saved, and the copy in the step pays for it.",
+        f"{loading}.",
         {"ratio": float(row["ratio"]), "transfer_s": float(row["copy"]), "wait_change_s": float(waits.median())},
         "pageable",
     )

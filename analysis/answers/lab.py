@@ -113,6 +113,8 @@ def separated(inputs: ReportInputs) -> Reply | Missing:
     shown, numbers = [], {}
     for index in (rows.index[0], rows.index[-1])[: min(2, len(rows))]:
         row, configuration = rows.loc[index], inputs.configurations.loc[index]
+        if pd.notna(row["exposed_s_low"]):
+            row = pd.Series({**row, "exposed_s_low": max(0.0, row["exposed_s_low"])})  # a duration
         exposed = float(row["exposed_s"])
         epoch = inputs.epoch_s.get(index)
         steps = epoch / float(configuration["step_s"]) if epoch else None

@@ -28,6 +28,7 @@ def workers(inputs: ReportInputs) -> Reply | Missing:
     ratios = ratios_to_reference(throughput_estimates(rows), pd.Series(best.name, index=rows.index))
     rows = rows.assign(**{f"relative{end}": ratios[name] for end, name in (("", "ratio"), ("_high", "high"))})
     alike = rows[rows["cpus_per_rank"] == best["cpus_per_rank"]].sort_values("loader_workers")
+    steady = alike if unsteady.all() else alike[~unsteady[alike.index]]
     enough = alike[alike["relative"] >= 1 - NEAR].iloc[0]
     fewer = alike.loc[list(dict.fromkeys((enough.name, alike.index[0])))]
     fewer = fewer[fewer["loader_workers"] < best["loader_workers"]]
@@ -44,7 +45,7 @@ def workers(inputs: ReportInputs) -> Reply | Missing:
         ),
     ]
     text = (
-        f"Of {join([f'{count:.0f}' for count in sorted(alike['loader_workers'])])} loader workers, "
+        f"Of {join([f'{count:.0f}' for count in sorted(steady['loader_workers'])])} loader workers, "
         f"{int(best['loader_workers'])} train fastest, with {label('cpus_per_rank', best)}: "
         f"{measured(best, 'throughput_samples_per_s', 0, unit=' samples/s')} ({repeats(rows['n'].min())})."
     )

@@ -177,6 +177,8 @@ def _lost(inputs: ReportInputs, row: pd.Series) -> str:
         return ""
     most = "most of it" if name == "remainder_s" else "most by"
     label = SLOWDOWN_LABELS[name] + (" with queueing" if name == "transfer_s" and queueing_s > 0 else "")
+    if parts[name] > cause["growth_s"]:
+        most = "less than the cost of"
     return (
         f" The step of {row['model']} over {field_value('interconnect', row['interconnect'])} grows by "
         f"{number(MS * float(cause['growth_s']), 1)} ms, {most} {label} "

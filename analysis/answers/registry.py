@@ -73,5 +73,6 @@ def _answer(inputs: ReportInputs, key: str, question: str) -> Answer:
     run = found.command or shlex.join(["python", "-m", "study.scaling", "run", inputs.record.name])
     command = f"{run} {found.options}".rstrip()
     known = f"{found.known} " if found.known else ""
-    text = f"{known}These results cannot answer it, because {found.why}. This would: `{command}`."
+    open_part = "the rest of the question" if known else "the question"
+    text = f"{known}These results do not answer {open_part}, because {found.why}. This would: `{command}`."
     return Answer(key, question, text, False)

@@ -57,9 +57,10 @@ def held(inputs: ReportInputs) -> Reply | Missing:
     is_host = most["host_bound"] is True
     why = ""
     if is_host:
+        is_all = most["step_launch_s"] >= most["step_s"]  # in its own window
         why = (
             f" On {size_of(inputs, most)} the host limits it, because one process launches the work of all: launching "
-            f"takes {ms(most['step_launch_s'])}, a step {ms(most['step_s'])}."
+            f"takes {'all' if is_all else ms(most['step_launch_s'])} of a step of {ms(most['step_s'])}."
         )
     return Reply(
         f"At a global batch of {_global_batch(most)}, {join(texts)} of the throughput of one.{why}",

@@ -197,7 +197,7 @@ def _processes(row: pd.Series) -> list[str]:
     return ["DDP in place of DataParallel"] if row.get("parallel") == "dp" and row["world_size"] > 1 else []
 
 
-GAIN_COLUMNS = ["change", "how", "gain", "gain_low", "gain_high", "is_measured", "configuration"]
+GAIN_COLUMNS = ["change", "how", "gain", "gain_low", "gain_high", "is_measured", "is_used", "configuration"]
 
 _LEAST_GAIN = 1.005
 """Upper bounds below this gain are omitted."""
@@ -217,8 +217,8 @@ def gain_rows(
     `improve`, whose measured gains replace the changes.
 
     Columns: change (what is eliminated, or the value chosen), how (what to change, or the alternative), gain with
-    interval (null for bounds), is_measured, configuration. Measured ones first, then the largest gain. The gain of a
-    bound is null if the part takes the entire step.
+    interval (null for bounds), is_measured, is_used (the headline has this value), configuration. Measured ones first,
+    then the largest gain. The gain of a bound is null if the part takes the entire step.
     """
     rows: list[dict[str, object]] = [
         {
@@ -228,6 +228,7 @@ def gain_rows(
             "gain_low": row["ratio_low"],
             "gain_high": row["ratio_high"],
             "is_measured": True,
+            "is_used": headline is not None and configurations[row["field"]].to_dict()[headline] == row["value"],
             "configuration": row["configuration"],
         }
         for _, row in (changes if improvement is None else changes.iloc[:0]).iterrows()
@@ -243,8 +244,10 @@ def gain_rows(
         bounds.append((gain, f"no {words.takes}", how))
     for gain, change, how in sorted(bounds, key=lambda bound: -bound[0]):
         known = gain if math.isfinite(gain) else None
-        rows.append({"change": change, "how": how, "gain": known, "is_measured": False, "configuration": headline})
-    return pd.DataFrame(rows, columns=GAIN_COLUMNS).astype({name: float for name in ("gain", "gain_low", "gain_high")})
+        rows.append({"change": change, "how": how, "gain": known, "configuration": headline})
+    result = pd.DataFrame(rows, columns=GAIN_COLUMNS)
+    flags = {name: result[name].eq(True) for name in ("is_measured", "is_used")}
+    return result.assign(**flags).astype({name: float for name in ("gain", "gain_low", "gain_high")})
 
 
 def _lever_gains(improvement: Improvement, headline: int | None) -> list[dict[str, object]]:

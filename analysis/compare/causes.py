@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from analysis.compare.scaling import STRONG
+from analysis.text import lost_decimals
 
 CAUSES = ("transfer_s", "queueing_s", "wait_s", "host_s", "load_s", "slower_compute_s")
 SLOWDOWN_PARTS = (*CAUSES, "remainder_s")
@@ -135,14 +136,21 @@ def lost_ranks(row: pd.Series | None, exposed: pd.DataFrame, configurations: pd.
 def visible_causes(lost: Mapping[str, float]) -> dict[str, float]:
     """Return the parts of `lost_ranks`, the largest first and the remainder, which includes those below 0.5 %, last.
 
-    The remainder also includes parts below a tenth of `LEAST_LOST`. Empty if the ranks lost are too few to show.
+    All are rounded to `lost_decimals`, and the remainder is such that they add up to the rounded total. It includes
+    parts below a tenth of `LEAST_LOST`. Empty if the ranks lost are too few to show.
     """
-    if abs(sum(lost.values())) < LEAST_LOST:
+    total = sum(lost.values())
+    if abs(total) < LEAST_LOST:
         return {}
+    decimals = lost_decimals(total)
     least = max(0.005 * sum(abs(value) for value in lost.values()), LEAST_LOST / 10)
-    shown = {name: value for name, value in lost.items() if abs(value) >= least and name != "remainder_s"}
+    shown = {
+        name: round(value, decimals)
+        for name, value in lost.items()
+        if abs(value) >= least and round(value, decimals) and name != "remainder_s"
+    }
     shown = dict(sorted(shown.items(), key=lambda item: -item[1]))
-    return shown | {"remainder_s": sum(lost.values()) - sum(shown.values())}
+    return shown | {"remainder_s": round(round(total, decimals) - sum(shown.values()), decimals)}
 
 
 def _step_parts(

@@ -21,7 +21,7 @@ _MOST_COLUMNS = 4
 def accuracy_batch(analysis: Analysis) -> Figure | None:
     """Held-out accuracy after the last epoch by global batch, one line per recipe (bands: 95 % over seeds).
 
-    Dashed: plain reference, its interval in grey. Dotted: the critical batch, if gradient noise was measured.
+    Dashed: plain reference, its interval in grey. Dotted: the critical batch with its interval, if noise was measured.
     """
     accuracy = analysis.accuracy
     if accuracy is None or accuracy.lossless_batches.empty:

@@ -33,7 +33,7 @@ from analysis.predict.forecast import FORECAST_FACTORS, ranks_per_node
 from analysis.predict.inputs import ReportInputs
 from analysis.predict.model import ScalingModel, predict
 from analysis.study import Analysis, study_ranks
-from analysis.text import SLOWDOWN_LABELS, configuration_label, field_label, number, value_label
+from analysis.text import cause_label, configuration_label, field_label, lost_decimals, number, value_label
 
 _BAR_INCHES = 0.34
 _MOST_BARS = 8
@@ -191,6 +191,7 @@ def lost_ranks(analysis: Analysis) -> Figure | None:
     ranks = study_ranks(analysis)
     size = int(analysis.headline_row["world_size"])
     values = rows["lost"].to_numpy(dtype=float)
+    decimals = lost_decimals(float(values[-1]))
     starts = np.concatenate([[0.0], np.cumsum(values[:-2]), [0.0]])
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
         figure, axis = _single_panel(0.95 + _BAR_INCHES * len(rows))
@@ -206,7 +207,7 @@ def lost_ranks(analysis: Analysis) -> Figure | None:
         span = (high - low) or 1.0
         for i, (start, value) in enumerate(zip(starts, values, strict=True)):
             axis.annotate(
-                f"{value:+.3f}" if abs(value) < 0.1 else f"{value:+.2f}", (max(start, start + value), i), xytext=(4, 0),
+                f"{value:+.{decimals}f}", (max(start, start + value), i), xytext=(4, 0),
                 textcoords="offset points", va="center",
             )  # fmt: skip
         axis.set_xlim(low - 0.03 * span, high + 0.16 * span)
@@ -227,11 +228,8 @@ def lost_rows(analysis: Analysis) -> pd.DataFrame:
     causes = visible_causes(analysis.lost_ranks)
     if not causes:
         return pd.DataFrame(columns=["cause", "lost"])
-    total = sum(analysis.lost_ranks.values())
-    shown = {name: value for name, value in causes.items() if round(value, 3) and name != "remainder_s"}
-    shown["remainder_s"] = total - sum(shown.values())
-    rows = [{"cause": SLOWDOWN_LABELS[name], "lost": value} for name, value in shown.items()]
-    return pd.DataFrame([*rows, {"cause": "total", "lost": total}])
+    rows = [{"cause": cause_label(name, value), "lost": value} for name, value in causes.items()]
+    return pd.DataFrame([*rows, {"cause": "total", "lost": sum(causes.values())}])
 
 
 def gains(analysis: Analysis) -> Figure | None:

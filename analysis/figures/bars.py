@@ -25,7 +25,14 @@ from analysis.figures.style import (
     most_panels,
     note_hidden_panels,
 )
-from analysis.text import brief_label, configuration_label, telling_fields, text, value_label
+from analysis.text import (
+    brief_label,
+    configuration_label,
+    telling_fields,
+    text,
+    value_label,
+    with_short_arguments,
+)
 
 MOST_LABEL_LINES = 4
 """Maximum lines of the label of a bar; longer ones are cut."""
@@ -52,6 +59,7 @@ def identifying_label(
     to name, unless none of them is telling.
     """
     telling = telling_fields(configurations, row, fields)
+    row = with_short_arguments(configurations, row)
     named = [name for name in telling if name in only] or telling
     label = brief_label(configurations, row, named, ranks) if is_brief else configuration_label(row, named, ranks)
     if set(telling) <= {"world_size"} and len(telling) < len(fields):

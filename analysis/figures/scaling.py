@@ -154,9 +154,7 @@ def phases(analysis: Analysis) -> Figure | None:
         configurations, values[drawn], labels, names, ranks, "time per step (ms)", headline=analysis.headline
     )
     if len(configurations) < count:
-        note = (
-            f"{len(configurations)} of {count} configurations: the card's, and those that differ from it in one field"
-        )
+        note = f"{len(configurations)} of {count} configurations: those most like the card's"
         mark_brief(figure)
         figure.supxlabel(filled(note, 48 if is_narrow() else 100), fontsize=TEXT["font.size"], color=INK)
     return figure

@@ -25,7 +25,7 @@ from analysis.figures.style import (
     wrapped,
 )
 from analysis.study import Analysis, study_ranks
-from analysis.text import configuration_label, number, telling_fields, value_label
+from analysis.text import number, telling_label, value_label
 
 _SPAN_LABELS = {
     "compute": "load wait, forward, backward",
@@ -86,7 +86,7 @@ def timeline(analysis: Analysis) -> Figure | None:
     colours = dict(zip(_SPAN_LABELS, (palette[0], palette[4], palette[2], palette[3], palette[1]), strict=True))
     trial = analysis.measured.set_index("trial_id").loc[rows["trial_id"].iloc[0]]
     names = ["batch_per_gpu", *(name for name in analysis.axes if name != "batch_per_gpu")]
-    label = configuration_label(trial, telling_fields(analysis.measured, trial, names), study_ranks(analysis))
+    label = telling_label(analysis.measured, trial, names, study_ranks(analysis))
     spans = [(1e3 * start, 1e3 * end) for start, end in communication_spans(rows)]
     lengths = [end - start for start, end in spans]
     shown, step = (number(ms, 3 if ms < 1 else 1) for ms in (sum(lengths), 1e3 * rows["end_s"].max()))

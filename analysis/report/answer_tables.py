@@ -21,7 +21,16 @@ from analysis.tables.communication import exposed_cost
 from analysis.tables.phases import phases
 from analysis.tables.predictions import series_label
 from analysis.tables.table import RATIO_ESTIMATE, Column, Table, axis_columns
-from analysis.text import SLOWDOWN_LABELS, configuration_label, field_label, join, telling_fields, value_label
+from analysis.text import (
+    cause_label,
+    configuration_label,
+    field_label,
+    join,
+    lost_decimals,
+    telling_fields,
+    value_label,
+    with_short_arguments,
+)
 
 MOST_ROWS = 8
 
@@ -78,7 +87,7 @@ def phases_of_headline(analysis: Analysis) -> Table:
     table = shortened(replace(table, frame=frame, columns=columns))
     if len(table.frame) == count:
         return table
-    note = f"{len(table.frame)} of {count} configurations: the card's, and those that differ from it in one field."
+    note = f"{len(table.frame)} of {count} configurations: those most like the card's."
     return replace(table, note=note)
 
 
@@ -166,6 +175,7 @@ def _full_label(analysis: Analysis, row: pd.Series) -> str:
     configurations = analysis.configurations
     names = [name for name in analysis.axes if name != "world_size"]
     shown = analysis.fields.with_effect(telling_fields(configurations, row, names), row.to_dict())
+    row = with_short_arguments(configurations, row)
     return configuration_label(row, shown, study_ranks(analysis)) or "all defaults"
 
 
@@ -196,9 +206,6 @@ def holds_back(analysis: Analysis) -> Table:
     )
 
 
-_LOST_DECIMALS = 3
-
-
 def _what_reduces(cause: str) -> str:
     return WORDS[_CAUSE_REGIONS[cause]].change if cause in _CAUSE_REGIONS else _OTHER_CHANGES[cause]
 
@@ -206,25 +213,28 @@ def _what_reduces(cause: str) -> str:
 def _lost(analysis: Analysis) -> Table:
     ranks = study_ranks(analysis)
     to_seconds = float(analysis.headline_row["step_s"] / analysis.headline_row["world_size"])
+    causes, total = visible_causes(analysis.lost_ranks), sum(analysis.lost_ranks.values())
+    exact = {name: analysis.lost_ranks[name] for name in causes if name != "remainder_s"}
+    exact["remainder_s"] = total - sum(exact.values())
     rows = [
         {
-            "cause": "faster compute" if name == "slower_compute_s" and value < 0 else SLOWDOWN_LABELS[str(name)],
+            "cause": cause_label(name, value),
             "lost": value,
-            "longer_s": value * to_seconds,
-            "how": _what_reduces(str(name)) if value > 0 else None,
+            "longer_s": exact[name] * to_seconds,
+            "how": _what_reduces(name) if value > 0 else None,
         }
-        for name, value in visible_causes(analysis.lost_ranks).items()
-        if round(value, _LOST_DECIMALS) != 0
+        for name, value in causes.items()
+        if value
     ]
-    total = sum(analysis.lost_ranks.values())
-    rows.append({"cause": "total", "lost": total, "longer_s": total * to_seconds, "how": None})
+    decimals = lost_decimals(total)
+    rows.append({"cause": "total", "lost": round(total, decimals), "longer_s": total * to_seconds, "how": None})
     frame = pd.DataFrame(rows)
     frame["trial_ids"] = [_trial_ids(analysis, analysis.headline)] * len(frame)
     return Table(
         f"{ranks[1]} lost on {value_label('world_size', int(analysis.headline_row['world_size']), ranks)}",
         (
             Column("cause", "cause", "see the communication breakdown; causes add up to the total."),
-            Column("lost", f"{ranks[1]} lost", f"{ranks[1]} x growth / step time.", decimals=_LOST_DECIMALS),
+            Column("lost", f"{ranks[1]} lost", f"{ranks[1]} x growth / step time.", decimals=decimals),
             Column("longer_s", "step longer by (ms)", "than on the fewest; step time x share lost.", 1e3, decimals=3),
             Column("how", "what reduces it"),
         ),

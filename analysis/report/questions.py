@@ -133,7 +133,7 @@ OWN: Mapping[str, Question] = {
     ),
     "hpml-lab4": Question(
         "own",
-        "How do DataParallel and DDP compare?",
+        "How do several GPUs compare with one?",
         _said(study_verdict.comparisons),
         _short(speed_up_weak_table),
         (Figure(phases_figure),),

@@ -6,8 +6,8 @@ import pandas as pd
 
 from analysis.checks.finding import Finding
 from analysis.compare.best import without_emulated
-from analysis.compare.bottleneck import REGIONS, WORDS, faster_compute, fewer_launches, largest_gain
-from analysis.compare.causes import CAUSES, LEAST_LOST
+from analysis.compare.bottleneck import WORDS, faster_compute, fewer_launches, largest_gain
+from analysis.compare.causes import LEAST_LOST, visible_causes
 from analysis.compare.communication_cost import AUDIT_BUDGET, flagged_trials
 from analysis.compare.scaling import STRONG, WEAK
 from analysis.predict.forecast import FORECAST_FACTORS, HOST_BOUND, NETWORK, NO_SCALING, NOT_RESOLVED, forecast
@@ -31,7 +31,7 @@ from analysis.verdict.answer import unmeasured
 from analysis.verdict.bottleneck import NOISE
 from analysis.verdict.communication import late_ranks
 from analysis.verdict.lines.improve import MORE_CHANGES, none_applies
-from analysis.verdict.lines.scaling import shown_parts, without_breakdown, without_series
+from analysis.verdict.lines.scaling import without_breakdown, without_series
 from analysis.verdict.lines.step import launching, skips_communication
 from analysis.verdict.lines.trust import FINDING_LABELS
 from analysis.verdict.next_steps import sentence as next_trial_sentence
@@ -68,7 +68,28 @@ def scale(analysis: Analysis) -> list[str]:
     real = without_emulated(analysis.configurations.loc[rows["configuration"].astype(int).unique()])
     counted = rows[rows["configuration"].isin(real.index)]
     found = [text for kind in (WEAK, STRONG) if (text := _range(analysis, counted[counted["scaling"] == kind], kind))]
-    return [*found, "Emulated interconnects are not among them."] if found and len(counted) < len(rows) else found
+    found += ["Emulated interconnects are not among them."] if found and len(counted) < len(rows) else []
+    return [*found, *_fewer_are_faster(analysis)]
+
+
+def _fewer_are_faster(analysis: Analysis) -> list[str]:
+    """State that fewer ranks of the headline's series train faster than all of them, if they do."""
+    own = analysis.scaling[analysis.scaling["configuration"] == analysis.headline]
+    if own.empty:
+        return []
+    members = analysis.scaling.loc[analysis.scaling["series"] == own["series"].iloc[0], "configuration"]
+    rates = analysis.configurations.loc[members.astype(int).unique()].dropna(subset="throughput_samples_per_s_high")
+    fewer = rates[rates["world_size"] < analysis.headline_row["world_size"]]
+    fewer = fewer[fewer["throughput_samples_per_s_low"] > analysis.headline_row["throughput_samples_per_s_high"]]
+    if fewer.empty:
+        return []
+    best = fewer.loc[fewer["throughput_samples_per_s"].astype(float).idxmax()]
+    few, all_ranks = (
+        value_label("world_size", int(row["world_size"]), study_ranks(analysis))
+        for row in (best, analysis.headline_row)
+    )
+    shown = (number(row["throughput_samples_per_s"], 0) for row in (best, analysis.headline_row))
+    return [f"{few} train faster than {all_ranks}: {' against '.join(shown)} samples/s."]
 
 
 def _range(analysis: Analysis, rows: pd.DataFrame, kind: str) -> str | None:
@@ -108,7 +129,10 @@ def holds_back(analysis: Analysis) -> list[str]:
         if lost >= LEAST_LOST:
             one, several = study_ranks(analysis)
             shown = f"{number(lost, lost_decimals(lost))} {f'{one} is' if lost <= 1 else f'{several} are'}"
-            sentences.append(f"{shown} lost, {largest_cause(analysis.lost_ranks, lost)}.")
+            row = analysis.headlines[0].scaling
+            is_open = row is not None and row["efficiency_high"] >= 1
+            note = " (not significantly different from 0)" if is_open else ""
+            sentences.append(f"{shown} lost{note}, {largest_cause(analysis.lost_ranks, lost)}.")
     elif (analysis.configurations["world_size"] > 1).any() and pd.isna(shares["wire"]):
         strategy = without_breakdown(analysis.headline_row)
         if not analysis.communication.slowed.empty:
@@ -125,7 +149,7 @@ def holds_back(analysis: Analysis) -> list[str]:
 
 
 def _takes(analysis: Analysis, bound: str) -> str:
-    """Return how much of the headline's step the part takes that bounds it, and the larger part if there is one."""
+    """Return how much of the headline's step the part takes that bounds it, and compute if that takes more."""
     shares = analysis.headline_regions
     share, words = float(shares[bound]), WORDS[bound]
     if not share > 0:  # or unknown
@@ -134,28 +158,28 @@ def _takes(analysis: Analysis, bound: str) -> str:
     if bound == "load" and analysis.headline_row["world_size"] > 1:
         of += " of the rank that waits longest"
     takes = f", {percent(share)} {of}" if words.takes == words.label else f": {words.takes}, {percent(share)} {of}"
-    others = shares[[name for name in REGIONS if name not in (bound, "compute")]].astype(float).fillna(0.0)
-    if bound == "host" and others.max() > share:  # its launches also delay what waits for them
-        takes += f"; {WORDS[str(others.idxmax())].takes} takes {percent(others.max())}"
+    if shares["compute"] > share:
+        takes += f"; compute takes {percent(float(shares['compute']))}"
     return takes
 
 
 def largest_cause(lost_ranks: Mapping[str, float], lost: float) -> str:
     """Name the largest cause of lost ranks, with the same rounding as the card, and what has no measured cause."""
-    causes = {name: value for name, value in lost_ranks.items() if name in CAUSES}
-    largest, remainder = max(causes, key=lambda name: causes[name]), lost_ranks["remainder_s"]
-    if causes[largest] < max(LEAST_LOST, lost / 10):
+    shown = visible_causes(lost_ranks)
+    remainder = shown.pop("remainder_s")
+    largest = max(shown, key=lambda name: shown[name], default="")
+    if not largest or shown[largest] < max(LEAST_LOST, lost / 10):
         return "without a measured cause that matters"
     decimals = lost_decimals(lost)
-    shown = {name: number(units / 10**decimals, decimals) for name, units in shown_parts(lost_ranks, lost).items()}
-    unexplained = shown.get("remainder_s", number(0.0, decimals))
-    cause = f"{SLOWDOWN_LABELS[largest]} ({shown.get(largest, number(causes[largest], decimals))})"
+    unexplained = number(remainder, decimals)
+    cause = f"{SLOWDOWN_LABELS[largest]} ({number(shown[largest], decimals)})"
     if remainder <= -lost:
-        measured = number(lost - remainder, decimals)
-        return f"but not for certain reasons: measured causes add up to {measured}"
+        return f"but measured causes add up to more, {number(lost - remainder, decimals)}"
+    if shown[largest] > lost:
+        return f"most to {cause}, less what other parts gain"
     if remainder < LEAST_LOST:
         return f"most to {cause}"
-    if remainder < causes[largest]:
+    if remainder < shown[largest]:
         return f"most to {cause}; {unexplained} unexplained"
     return f"{unexplained} of it unexplained; the largest measured cause is {cause}"
 
@@ -171,19 +195,24 @@ def change(analysis: Analysis) -> list[str]:
     bounds = bounds[~(bounds["gain"].astype(float) < largest_gain(NOISE))]
     sentences = []
     if len(measured):
-        best = measured.iloc[0]
-        sentences.append(f"Measured: {best['change']} {best['how']} gains {percent(best['gain'] - 1)}.")
+        best = measured.sort_values("is_used", kind="stable").iloc[0]
+        known = "Measured, and already used" if best["is_used"] else "Measured"
+        sentences.append(f"{known}: {best['change']} {best['how']} gains {percent(best['gain'] - 1)}.")
     if len(bounds):
         best = bounds.iloc[0]
         most = f"{percent(best['gain'] - 1, 1)} by" if pd.notna(best["gain"]) else "none, as it takes the entire step:"
         sentences.append(f"Upper bound, not measured: {most} {best['how']}.")
-    row = analysis.headline_row
-    bound = analysis.headline_regions["bound"]
+    row, bound = analysis.headline_row, analysis.headline_regions["bound"]
     if bound == "host":
-        return [f"The host bounds the step: try {fewer_launches(row)}.", *sentences]
-    if bound == "compute" and bounds.empty and not skips_communication(row):
-        sentences.append(f"All but compute takes less than {percent(NOISE)} of the step: try {faster_compute(row)}.")
-    return sentences
+        sentences.insert(0, f"The host bounds the step: try {fewer_launches(row)}.")
+    elif bound == "compute" and bounds.empty and skips_communication(row):
+        sentences.append("Measure communication, which may take any part of the step: --set communication_steps=10.")
+    elif bound == "compute" and bounds.empty:
+        others = "All else that was measured" if pd.isna(analysis.headline_regions["wire"]) else "All but compute"
+        sentences.append(f"{others} takes less than {percent(NOISE)} of the step: try {faster_compute(row)}.")
+    workload = analysis.headlines[0].shown
+    label = configuration_label(workload, workload, study_ranks(analysis))
+    return [f"This is about {label}.", *sentences] if label and sentences else sentences
 
 
 def improvement(analysis: Analysis) -> list[str]:

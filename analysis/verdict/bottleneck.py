@@ -14,7 +14,7 @@ from analysis.compare.bottleneck import (
     regions,
 )
 from analysis.study import Analysis, study_ranks
-from analysis.text import configuration_label, join, number, percent, telling_fields
+from analysis.text import join, number, percent, telling_label
 
 NOISE = 0.03
 """Apparent gain from measuring, which is impossible, above which a machine counts as noisy."""
@@ -65,10 +65,9 @@ def _largest_gain(analysis: Analysis, shares: pd.DataFrame, fastest: int | None)
         return None
     names = [*(name for name in analysis.axes if name != "world_size"), "world_size"]
     configuration = configurations.iloc[int(row)]
-    shown = telling_fields(configurations, configuration, names)
+    label = telling_label(configurations, configuration, names, study_ranks(analysis))
     return (
-        f"Largest possible gain: {largest_gain_text(share)} for "
-        f"{configuration_label(configuration, shown, study_ranks(analysis))}, by eliminating "
+        f"Largest possible gain: {largest_gain_text(share)} for {label}, by eliminating "
         f"{WORDS[removable[int(column)]].takes} ({percent(share)} of the step)."
     )
 
@@ -120,8 +119,8 @@ def host_bound(analysis: Analysis) -> str | None:
     severity = idle if idle.notna().any() else limited["step_launch_s"].astype(float)
     index = int(severity.fillna(0.0).to_numpy().argmax())
     worst = limited.iloc[index]
-    names = telling_fields(configurations, worst, [*(n for n in analysis.axes if n != "world_size"), "world_size"])
-    label = configuration_label(worst, names, study_ranks(analysis))
+    names = [*(name for name in analysis.axes if name != "world_size"), "world_size"]
+    label = telling_label(configurations, worst, names, study_ranks(analysis))
     launch = f"it needs {number(1e3 * worst['step_launch_s'], 1)} ms to launch a step"
     if pd.notna(ratio.iloc[index]):
         launch += (

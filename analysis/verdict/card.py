@@ -229,10 +229,12 @@ def _several(labels: list[str]) -> str:
 def _devices(analysis: Analysis, facts: dict[str, str | int | float], of_training: bool) -> str:
     name = str(facts.get("device_name", "")).replace("NVIDIA ", "").replace("(R)", "").replace("(TM)", "")
     nodes = f" on {facts['nodes']} nodes" if int(facts.get("nodes", 1)) > 1 else ""
-    count = int(facts.get("world_size", 1))
+    fewest = most = int(facts.get("world_size", 1))
     if of_training and analysis.accuracy is not None:
-        count = int(analysis.accuracy.runs["world_size"].max())
+        sizes = analysis.accuracy.runs["world_size"].astype(int)
+        fewest, most = sizes.min(), sizes.max()
+    count = number(most, 0) if fewest == most else f"{number(fewest, 0)} to {number(most, 0)}"
     if facts["device_kind"] == "GPU":
         return f"{count} x {name or 'GPU'}{nodes}"
-    ranks = "1 CPU rank" if count == 1 else f"{number(count, 0)} CPU ranks"
+    ranks = "1 CPU rank" if most == 1 else f"{count} CPU ranks"
     return f"{ranks}{nodes} ({name})" if name else f"{ranks}{nodes}"

@@ -10,11 +10,10 @@ from analysis.measure.communication import catches_up, most_late_s
 from analysis.study import Analysis, study_ranks
 from analysis.text import (
     SLOWDOWN_LABELS,
-    configuration_label,
     join,
     number,
     percent,
-    telling_fields,
+    telling_label,
     value_label,
 )
 
@@ -133,11 +132,10 @@ def _ms(seconds: float) -> str:
 
 
 def _label(analysis: Analysis, configuration: Hashable, without: tuple[str, ...] = ()) -> str:
-    row = dict(analysis.configurations.iterrows())[configuration]
+    row = pd.Series(dict(analysis.configurations.iterrows())[configuration])
     fields = [name for name in analysis.axes if name not in (*without, "world_size")]
     fields += [] if "world_size" in without else ["world_size"]
-    shown = telling_fields(analysis.configurations, pd.Series(row), fields)
-    return configuration_label(row, shown, study_ranks(analysis))
+    return telling_label(analysis.configurations, row, fields, study_ranks(analysis))
 
 
 def _world_size(analysis: Analysis, configuration: Hashable) -> int:

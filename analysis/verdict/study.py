@@ -30,7 +30,8 @@ def ladder(analysis: Analysis) -> str | None:
         needed = further_repeats(float(rows[["step_ratio_more", "cumulative_ratio_more"]].astype(float).max().max()))
         return f"The speed-ups of the ladder are not resolved (need {needed})."
     speed_up = rows["cumulative_ratio"].astype(float)
-    step_ratios = rows.set_index("step")["step_ratio"].astype(float).dropna()
+    by_step = rows.set_index("step")
+    step_ratios = by_step["step_ratio"].astype(float).dropna()
     against: dict[Any, Any] = rows.set_index("step")["against"].to_dict()
     fastest = rows.iloc[int(speed_up.to_numpy().argmax())]
     text = (
@@ -38,7 +39,8 @@ def ladder(analysis: Analysis) -> str | None:
         f"({fastest['step']}); the largest gain in one step is {step_ratios.idxmax()} ({number(step_ratios.max(), 2)}x "
         f"compared with {against[step_ratios.idxmax()]})"
     )
-    slower = step_ratios[step_ratios.round(2) < 1]
+    high = by_step["step_ratio_high"].astype(float).reindex(step_ratios.index)
+    slower = step_ratios[(step_ratios.round(2) < 1) & ~(high >= 1)]  # single runs have no interval
     if slower.empty:
         return f"{text}."
     listed = join([f"{name} ({number(ratio, 2)}x of {against[name]})" for name, ratio in slower.items()])

@@ -14,14 +14,13 @@ from analysis.statistics import WIDEST
 from analysis.study import Analysis, study_ranks
 from analysis.text import (
     GIB,
-    configuration_label,
     further_repeats,
     join,
     named,
     number,
     part_of,
     percent,
-    telling_fields,
+    telling_label,
 )
 from analysis.two_way import OUTLYING_P
 from analysis.verdict import accuracy as accuracy_verdict
@@ -358,10 +357,7 @@ def _outlying(analysis: Analysis) -> str | None:
     if rows.empty:
         return None
     ranks = study_ranks(analysis)
-    labels = [
-        configuration_label(row, telling_fields(configurations, row, analysis.axes), ranks)
-        for _, row in rows.iterrows()
-    ]
+    labels = [telling_label(configurations, row, analysis.axes, ranks) for _, row in rows.iterrows()]
     return (
         f"In {len(rows)} of {len(configurations)} configurations repeats vary more than in the others, beyond the "
         f"{percent(OUTLYING_P)} point, so their intervals are based on their own repeats only: {named(labels)}."

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.compare.causes import LEAST_LOST, lost_ranks
+from analysis.compare.causes import LEAST_LOST, lost_ranks, visible_causes
 from analysis.compare.scaling import STRONG
 from analysis.predict.forecast import FORECAST_FACTORS, forecast, is_resolved, ranks_per_node
 from analysis.predict.inputs import ReportInputs
@@ -130,7 +130,7 @@ def lost(analysis: Analysis, subject: Subject) -> CardLine | None:
         text = f"{shown}; causes not measured{_why_no_causes(subject)}"
         return CardLine("lost", "lost", text, quantities)
     note = ", not significantly different from 0" if total_low <= 0 else ""
-    causes = _sum(shown_parts(parts, total), decimals, analysis, subject)
+    causes = _sum(_named_parts(parts, decimals), decimals, analysis, subject)
     return CardLine("lost", "lost", f"{shown}{note}: {causes}", quantities)
 
 
@@ -150,32 +150,22 @@ def _key(name: str) -> str:
     return {"remainder_s": "unexplained"}.get(name, name.removesuffix("_s"))
 
 
-def shown_parts(parts: Mapping[str, float], total: float) -> dict[str, int]:
-    """Return the parts in units of the last decimal, largest first, such that they add up to `total` as it is shown.
-
-    Only the largest causes are named; the others are one part. Each part is rounded down, and those that lose most by
-    it take what is left of the shown total, so that each is within one unit of its value.
-    """
-    units = 10 ** lost_decimals(total)
-    causes = {name: value for name, value in parts.items() if name != "remainder_s"}
-    named = sorted(causes, key=lambda name: -abs(causes[name]))[: MOST_CAUSES - 1]
-    named = [name for name in named if abs(causes[name]) >= LEAST_LOST]
-    exact = {name: units * causes[name] for name in named}
-    exact["other"] = units * sum(value for name, value in causes.items() if name not in named)
-    exact["remainder_s"] = units * total - sum(exact.values())
-    shown = {name: math.floor(value) for name, value in exact.items()}
-    left = round(units * total) - sum(shown.values())
-    for name in sorted(exact, key=lambda name: shown[name] - exact[name])[:left]:
-        shown[name] += 1
-    return {name: value for name, value in shown.items() if value}
+def _named_parts(parts: Mapping[str, float], decimals: int) -> dict[str, float]:
+    """Return the largest of `visible_causes`, then the others as one part, and the remainder."""
+    causes = visible_causes(parts)
+    remainder = causes.pop("remainder_s")
+    largest = sorted(causes, key=lambda name: -abs(causes[name]))[: MOST_CAUSES - 1]
+    named = {name: causes[name] for name in largest if abs(causes[name]) >= LEAST_LOST}
+    other = round(sum(value for name, value in causes.items() if name not in named), decimals)
+    return {name: value for name, value in {**named, "other": other, "remainder_s": remainder}.items() if value}
 
 
-def _sum(parts: dict[str, int], decimals: int, analysis: Analysis, subject: Subject) -> str:
-    """Return parts in units of the last decimal as a sum, gains last and with a minus."""
+def _sum(parts: Mapping[str, float], decimals: int, analysis: Analysis, subject: Subject) -> str:
+    """Return parts as a sum, gains last and with a minus."""
     text = ""
     for name, value in sorted(parts.items(), key=lambda item: item[1] < 0):
         sign = (" − " if value < 0 else " + ") if text else ("−" if value < 0 else "")
-        text += f"{sign}{number(abs(value) / 10**decimals, decimals)} {_CAUSE_WORDS[name][value < 0]}"
+        text += f"{sign}{number(abs(value), decimals)} {_CAUSE_WORDS[name][value < 0]}"
         if name == "wait_s" and value > 0:
             text += _late_rank(analysis, subject)
     return text

@@ -10,7 +10,7 @@ from analysis.compare.bottleneck import REGIONS, WORDS, faster_compute, fewer_la
 from analysis.measure.configurations import units_per_s
 from analysis.measure.hardware import use
 from analysis.study import Analysis, study_ranks
-from analysis.text import GIB, configuration_label, join, number, percent, telling_fields
+from analysis.text import GIB, join, number, percent, telling_label
 from analysis.verdict.bottleneck import NOISE
 from analysis.verdict.lines.improve import measured_advice
 from analysis.verdict.lines.subject import MOST_WORKLOADS, Subject, label_before
@@ -33,6 +33,7 @@ def bound_by(analysis: Analysis, subject: Subject) -> CardLine | None:
         text += f" ({launching(row)})"
     else:
         text += f" ({percent(share)} of the step"
+        text += f", compute {percent(float(shares['compute']))}" if shares["compute"] > share else ""
         text += ", including unmeasured communication)" if kind == "compute" and math.isnan(shares["wire"]) else ")"
         quantities.append(Quantity("share_of_step", share, "1"))
     trials = use(analysis.measured, analysis.results.windows).reindex(list(row["trial_ids"]))
@@ -92,7 +93,8 @@ def do_next(analysis: Analysis, subject: Subject) -> CardLine | None:
         text = "measure communication, which may take any part of the step: --set communication_steps=10"
         return CardLine("do_next", "do next", label_before(subject) + text)
     if share < NOISE:
-        text = f"{faster_compute(row)} (all else is below {percent(NOISE)})"
+        known = "all else that was measured" if math.isnan(shares["wire"]) else "all else"
+        text = f"{faster_compute(row)} ({known} is below {percent(NOISE)})"
         return CardLine("do_next", "do next", label_before(subject) + text)
     gain, bound = _gain(share)
     return CardLine("do_next", "do next", f"{label_before(subject)}{_change(largest, row)}: {bound}", (gain,))
@@ -182,8 +184,7 @@ def bounds_of_many(analysis: Analysis) -> list[CardLine]:
     if share >= NOISE:
         row = analysis.configurations.iloc[index]
         change = _change(part, row)
-        names = telling_fields(analysis.configurations, row, analysis.axes)
-        of = configuration_label(row, names, study_ranks(analysis))
+        of = telling_label(analysis.configurations, row, analysis.axes, study_ranks(analysis))
         gain, bound = _gain(share)
         text = f"{change}: {bound} with {of}"
         lines.append(CardLine("do_next", "do next", text, (gain,)))

@@ -84,9 +84,10 @@ def _against_plain(accuracy: Accuracy) -> CardLine | None:
     for _, row in rows.iterrows():
         ends = (-float(row[f"plain_difference{end}"]) for end in ("", "_high", "_low"))
         quantities.append(Quantity.of("accuracy_lost", "1", *ends, part=str(row["recipe"])))
-        texts.append(f"{quantities[-1].text(2, 100)} points with {row['recipe']}")
+        gained = Quantity.of("", "1", *(float(row[f"plain_difference{end}"]) for end in ("", "_low", "_high")))
+        texts.append(f"{gained.text(2, 100)} points with {row['recipe']}")
     text = f"{join(texts)}, compared with {accuracy.plain}"
-    return CardLine("accuracy_lost", "lost", text, tuple(quantities))
+    return CardLine("accuracy_lost", "difference", text, tuple(quantities))
 
 
 def _lossless_batch(accuracy: Accuracy) -> CardLine | None:
@@ -177,7 +178,8 @@ def ladder_lines(analysis: Analysis) -> list[CardLine]:
         gain = _ratio("step_gain", largest, "step_ratio")
         text = f"“{largest['step']}”: {number(gain.value, 2)}x as fast as “{largest['against']}”"
         lines.append(CardLine("largest_step", "best step", text, (gain,)))
-    slower = steps[steps["step_ratio"].astype(float).round(2) < 1].sort_values("step_ratio")
+    ratio, high = (steps[f"step_ratio{end}"].astype(float) for end in ("", "_high"))
+    slower = steps[(ratio.round(2) < 1) & ~(high >= 1)].sort_values("step_ratio")  # single runs have no interval
     if len(slower):
         listed = [
             f"“{row['step']}” ({number(row['step_ratio'], 2)}x of “{row['against']}”)"

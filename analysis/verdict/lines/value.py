@@ -129,8 +129,7 @@ class Card:
         """Return the title, marked if the study is partial."""
         if not self.is_partial:
             return self.title
-        done = (self.planned_trials or 0) - self.missing_trials
-        return f"{self.title} (partial: {done} of {self.planned_trials} planned trials)"
+        return f"{self.title} (partial: {self.missing_trials} of {self.planned_trials} planned trials missing)"
 
     def line(self, key: str) -> CardLine | None:
         """Return the line with this key; None if the card has none."""

@@ -25,7 +25,7 @@ GOLDEN = Path(__file__).parent / "cards"
 COMMITTED = sorted(str(path.parent.relative_to(RESULTS)) for path in RESULTS.rglob("study.json"))
 CAUSES = {
     "exposed transfer": "transfer", "queueing for transfer": "queueing", "slowest rank": "wait", "host": "host",
-    "loading": "load", "slower compute": "slower_compute", "unexplained": "unexplained",
+    "loading": "load", "slower compute": "slower_compute",
 }  # fmt: skip
 """Keys of the quantities by the words of the card."""
 MOST_TEXT_WORDS, MOST_ANSWER_WORDS = 850, 700
@@ -103,7 +103,7 @@ def spaced(text: str) -> str:
 def assert_shown_parts_add_up(card: Card) -> bool:
     """Compare the total that a card shows with the parts that it shows. Return False if it shows no parts.
 
-    Each part is also compared with its value: it is less than a unit of the last decimal away from it.
+    Each cause is also compared with its value. What is unexplained also contains causes too small to show.
     """
     line = card.line("lost")
     shown = re.match(r"([\d.]+) .*?: (.*)", line.text) if line and card.form == "scaling" else None
@@ -117,7 +117,7 @@ def assert_shown_parts_add_up(card: Card) -> bool:
     values = [exact[CAUSES[word]] for word in words if word in CAUSES]
     named = [part for part, word in zip(parts, words, strict=True) if word in CAUSES]
     unit = 10.0 ** -len(shown[1].partition(".")[2])
-    assert named == pytest.approx(values, abs=unit), line and line.text
+    assert named == pytest.approx(values, abs=0.5001 * unit), line and line.text
     return True
 
 
@@ -164,7 +164,7 @@ def numbers_of(line: dict[str, Any]) -> dict[tuple[str, str | None], dict[str, A
 def test_partial_study_names_the_command_that_resumes_it(tmp_path: Path) -> None:
     card = card_at(interrupted(tmp_path / "results"))
     assert (card.is_partial, card.missing_trials, card.planned_trials) == (True, 5, 15)
-    assert "(partial: 10 of 15 planned trials)" in as_text(card)
+    assert card.heading.endswith("(partial: 5 of 15 planned trials missing)")
     assert card.resume_command.startswith("python -m study.scaling run weak --gpus 1,2,4")
     line = card.line("do_next")
     assert line is not None and card.resume_command in line.text

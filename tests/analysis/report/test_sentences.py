@@ -4,12 +4,15 @@ import re
 
 import pytest
 
-from analysis.compare.causes import SLOWDOWN_PARTS
+from analysis.compare.causes import SLOWDOWN_PARTS, visible_causes
+from analysis.figures.answers import lost_rows
 from analysis.predict.inputs import ReportInputs
 from analysis.report.answer_tables import MOST_ROWS, changes, outlook, shortened
+from analysis.report.answer_tables import holds_back as held_back
 from analysis.report.sentences import change, holds_back, largest_cause, more, scale
 from analysis.tables.accuracy import lossless_batch
-from analysis.text import part_of
+from analysis.text import lost_decimals, part_of
+from analysis.verdict.card import card_of
 from tests.support.cards import committed_inputs
 
 
@@ -44,7 +47,48 @@ def test_some_of_several_agree_with_their_verb() -> None:
 
 def test_no_cause_is_named_if_measured_causes_exceed_what_is_lost_by_more_than_that() -> None:
     lost = {"slower_compute_s": 0.146, "wait_s": 0.139, "remainder_s": -0.214}
-    assert largest_cause(lost, 0.071).startswith("but not for certain reasons: measured causes add up to 0.285")
+    assert largest_cause(lost, 0.071).startswith("but measured causes add up to more, 0.285")
+
+
+def test_a_cause_larger_than_the_loss_is_not_a_part_of_it() -> None:
+    assert largest_cause(lost(wait_s=0.285, slower_compute_s=-0.115, remainder_s=0.039), 0.209) == (
+        "most to wait for slowest rank (0.28), less what other parts gain"
+    )
+    sentence = next(sentence for sentence in holds_back(study_named("inception")) if "lost" in sentence)
+    assert "lost (not significantly different from 0)" in sentence
+
+
+def test_card_figure_and_table_show_the_same_parts_to_the_last_digit() -> None:
+    for name in ("communication", "captured"):
+        study = study_named(name)
+        shown = visible_causes(study.lost_ranks)
+        assert sum(shown.values()) == pytest.approx(round(sum(study.lost_ranks.values()), lost_decimals(0.1)), abs=6e-3)
+        of_figure = lost_rows(study).set_index("cause")["lost"].to_dict()
+        of_table = held_back(study).frame.set_index("cause")["lost"].to_dict()
+        assert {name: value for name, value in of_figure.items() if value} == pytest.approx(of_table)
+        line = card_of(study).line("lost")
+        assert line is not None
+        for cause, words in (("transfer_s", "exposed transfer"), ("wait_s", "slowest rank")):
+            assert f"{shown[cause]:.{lost_decimals(sum(shown.values()))}f} {words}" in line.text
+        assert of_figure["exposed transfer"] == shown["transfer_s"]
+
+
+def test_a_gain_that_the_cards_configuration_already_has_is_no_advice() -> None:
+    used = study_named("default-4gpu")
+    assert used.headline_row["precision"] == "bf16"
+    assert change(used)[0].startswith("Measured, and already used: bf16 instead of fp32")
+    assert change(used)[-1].startswith("Measure communication")
+    assert change(study_named("gpt2-scaling"))[0].startswith("Measured: accumulation steps ")
+
+
+def test_all_but_compute_is_small_only_as_far_as_it_was_measured() -> None:
+    assert change(study_named("hpml-lab4-dp"))[-1].startswith("All else that was measured takes less than")
+    assert change(study_named("default-resnet50-4gpu"))[-1].startswith("All but compute takes less than")
+
+
+def test_a_report_says_if_fewer_gpus_train_faster() -> None:
+    assert scale(study_named("averaging-4gpu"))[-1] == "2 GPUs train faster than 4 GPUs: 4,683 against 3,910 samples/s."
+    assert "faster" not in " ".join(scale(study_named("default-resnet50-4gpu")))
 
 
 def test_a_strategy_without_breakdown_is_not_told_to_measure_one() -> None:

@@ -215,7 +215,11 @@ def test_failed_trials_are_counted_by_reason_without_their_rank(tmp_path: Path) 
 def test_study_without_trials_says_what_runs_it(tmp_path: Path) -> None:
     write_study(tmp_path, "weak", configuration={"planned_trials": ["a", "b"]})
     card = card_of(analysed(tmp_path))
-    assert (card.form, card.trust.level, card.heading) == ("nothing", "poor", "weak (partial: 0 of 2 planned trials)")
+    assert (card.form, card.trust.level, card.heading) == (
+        "nothing",
+        "poor",
+        "weak (partial: 2 of 2 planned trials missing)",
+    )
     assert text(card, "do_next") == "finish the study: python -m study.scaling run weak"
 
 

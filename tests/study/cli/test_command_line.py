@@ -872,7 +872,7 @@ def test_an_interrupt_writes_a_partial_report_and_prints_the_command_that_resume
     ]
     assert "partial" in Path(output.out.splitlines()[-1]).read_text().lower()
     heading, *lines = output.out.splitlines()
-    assert "(partial: 6 of 8 planned trials)" in heading
+    assert "(partial: 2 of 8 planned trials missing)" in heading
     assert "finish the study: python -m study.scaling run smoke" in " ".join(" ".join(lines).split())
 
 
