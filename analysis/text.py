@@ -232,7 +232,7 @@ def decimals_for(values: pd.Series, digits: int = 3) -> int:
 
 def lost_decimals(total: float) -> int:
     """Return the decimals of lost ranks and their causes: more if little is lost, as each part is still smaller."""
-    return 3 if abs(total) < 0.1 else 2
+    return 3 if abs(total) < 1 else 2
 
 
 def cause_label(cause: str, lost: float) -> str:

@@ -18,7 +18,7 @@ from study.studies.questions import QUESTIONS, asked
 from tests.support.frames import gpu_law, grid, write_results
 
 STUDIES = Path(__file__).parent.parent.parent / "docs" / "studies"
-UNANSWERED = "These results cannot answer it, because "
+UNANSWERED = "These results do not answer the "
 
 
 def sections(text: str) -> dict[str, str]:
