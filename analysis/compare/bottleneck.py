@@ -62,7 +62,7 @@ WORDS: Mapping[str, Region] = {
     "idle": Region(
         "unexplained idle time",
         "idle time of the device without a measured cause",
-        "removing what a trace (--profile) shows it to wait for",
+        "removing what the device waits for (a trace with --profile shows it)",
     ),
     "compute": Region(
         "compute", "forward, loss, backward and optimizer", "lower precision, compilation or a faster device"

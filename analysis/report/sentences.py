@@ -191,6 +191,9 @@ def change(analysis: Analysis) -> list[str]:
     gains = analysis.gains
     # a gain whose interval contains none is not stated; one without repeats has no interval
     measured = gains[gains["is_measured"] & (gains["gain"] >= _VISIBLE_GAIN) & ~(gains["gain_low"].astype(float) <= 1)]
+    workload = analysis.headlines[0].shown
+    own = analysis.configurations.loc[measured["configuration"].astype(int), list(workload)]
+    measured = measured[(own == pd.Series(workload)).all(axis=1).to_numpy()]
     bounds = gains[~gains["is_measured"].astype(bool)]
     bounds = bounds[~(bounds["gain"].astype(float) < largest_gain(NOISE))]
     sentences = []
@@ -210,7 +213,6 @@ def change(analysis: Analysis) -> list[str]:
     elif bound == "compute" and bounds.empty:
         others = "All else that was measured" if pd.isna(analysis.headline_regions["wire"]) else "All but compute"
         sentences.append(f"{others} takes less than {percent(NOISE)} of the step: try {faster_compute(row)}.")
-    workload = analysis.headlines[0].shown
     label = configuration_label(workload, workload, study_ranks(analysis))
     return [f"This is about {label}.", *sentences] if label and sentences else sentences
 

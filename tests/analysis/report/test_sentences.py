@@ -81,6 +81,14 @@ def test_a_gain_that_the_cards_configuration_already_has_is_no_advice() -> None:
     assert change(study_named("gpt2-scaling"))[0].startswith("Measured: accumulation steps ")
 
 
+def test_advice_for_one_of_several_workloads_was_measured_with_it() -> None:
+    study = study_named("everything")
+    assert "mlp" in study.gains["configuration"].map(study.configurations["model"]).to_numpy()
+    sentences = change(study)
+    assert sentences[0] == "This is about mlstm1024, text_sample, sequence length 16."
+    assert not [sentence for sentence in sentences if "Measured" in sentence]
+
+
 def test_all_but_compute_is_small_only_as_far_as_it_was_measured() -> None:
     assert change(study_named("hpml-lab4-dp"))[-1].startswith("All else that was measured takes less than")
     assert change(study_named("default-resnet50-4gpu"))[-1].startswith("All but compute takes less than")
