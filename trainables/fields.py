@@ -45,7 +45,7 @@ class TrialFields(DataFields):
     cpus_per_rank: int = field(
         1,
         "machine",
-        "CPU cores per rank, for its threads and its loaders",
+        "CPU cores that Ray reserves per rank, and threads of the rank; its loaders may use more",
         ge=1,
         table="settings",
         any_door=True,

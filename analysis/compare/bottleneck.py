@@ -20,6 +20,10 @@ BOUND_SHARE = 0.2
 threshold of TraceML).
 """
 
+LEAST_SHOWN = 0.0005
+"""Share of a step below which a part is shown as 0."""
+
+_AND_SLOWER = " and the compute that it slows down"
 
 COMMUNICATION = ("wire", "wait", "contention")
 """Regions that a step without communication would not have."""
@@ -84,6 +88,9 @@ def regions(configurations: pd.DataFrame, traffic: Communication) -> pd.DataFram
     the remainder, what a step lasts longer than one under no_sync beyond its exposed communication, at most what it
     lasts longer than on one rank; 0 if strategies communicate under no_sync too. idle: what then remains.
 
+    slower_unknown: True if communication was measured, but not how much it slows compute down: without steps under
+    no_sync, or with a strategy that communicates there too. contention then is 0, and is included in compute.
+
     bound: the largest of host, load + transfer, wire + wait + contention, and idle (of a sum, the largest part) if it
     takes at least `BOUND_SHARE`; else "host" if the step is host-bound, and "compute" if not. "host" also if the step
     is host-bound but the host's share is unknown.
@@ -122,7 +129,24 @@ def regions(configurations: pd.DataFrame, traffic: Communication) -> pd.DataFram
     bound = _bound(shares).astype(object)
     bound = bound.mask(host_bound & (shares["host"].isna() | (bound == "compute")), "host")
     shares["bound"] = bound.where(total.notna() | host_bound, None)
+    without_difference = exposed["difference_s"].isna() | exposed["traced"].eq(True)
+    shares["slower_unknown"] = without_difference & shares["wire"].notna() & ~alone
     return shares
+
+
+def removable(shares: pd.DataFrame) -> pd.DataFrame:
+    """Return the share of the step of each part that one kind of change can remove, see `regions` for `shares`.
+
+    wire includes contention, for gradients that need no transfer slow nothing down. Unknown parts are 0.
+    """
+    parts = shares[list(REGIONS)].astype(float).fillna(0.0)
+    parts["wire"] += parts["contention"]
+    return parts.drop(columns=["contention", "compute"])
+
+
+def removed_words(part: str, shares: pd.Series) -> str:
+    """Name a part of `removable`, with the row of `regions` that it is from."""
+    return WORDS[part].takes + (_AND_SLOWER if part == "wire" and shares["contention"] >= LEAST_SHOWN else "")
 
 
 def _growth(slowdown: pd.DataFrame, step_s: pd.Series) -> pd.Series:
@@ -175,6 +199,13 @@ NOT_CAPTURED = ("dp", "horovod", "zero1", "fsdp2", "hsdp")
 """Strategies whose steps cannot be captured in a CUDA graph."""
 
 
+def change_for(part: str, row: pd.Series) -> str:
+    """Return the change that shrinks a region of a configuration's step, without those that it already uses."""
+    if part == "host":
+        return fewer_launches(row)
+    return faster_compute(row) if part == "compute" else WORDS[part].change
+
+
 def fewer_launches(row: pd.Series) -> str:
     """Return the changes that help a host-bound configuration, except those it already uses."""
     execution = str(row.get("execution", "eager"))
@@ -197,7 +228,8 @@ def _processes(row: pd.Series) -> list[str]:
     return ["DDP in place of DataParallel"] if row.get("parallel") == "dp" and row["world_size"] > 1 else []
 
 
-GAIN_COLUMNS = ["change", "how", "gain", "gain_low", "gain_high", "is_measured", "is_used", "configuration"]
+_GAIN_FLAGS = ("is_measured", "is_used", "is_partial")
+GAIN_COLUMNS = ["change", "how", "gain", "gain_low", "gain_high", *_GAIN_FLAGS, "configuration"]
 
 _LEAST_GAIN = 1.005
 """Upper bounds below this gain are omitted."""
@@ -217,8 +249,9 @@ def gain_rows(
     `improve`, whose measured gains replace the changes.
 
     Columns: change (what is eliminated, or the value chosen), how (what to change, or the alternative), gain with
-    interval (null for bounds), is_measured, is_used (the headline has this value), configuration. Measured ones first,
-    then the largest gain. The gain of a bound is null if the part takes the entire step.
+    interval (null for bounds), is_measured, is_used (the headline has this value), is_partial (a bound of what is
+    exposed, since slower compute is unknown), configuration. Measured ones first, then the largest gain. The gain of a
+    bound is null if the part takes the entire step.
     """
     rows: list[dict[str, object]] = [
         {
@@ -234,20 +267,29 @@ def gain_rows(
         for _, row in (changes if improvement is None else changes.iloc[:0]).iterrows()
     ]
     rows += [] if improvement is None else _lever_gains(improvement, headline)
-    bounds: list[tuple[float, str, str]] = []
-    for name in REGIONS if headline is not None else ():
-        share = float(shares[name].to_dict()[headline])
-        if name == "compute" or pd.isna(share) or (gain := largest_gain(share)) < _LEAST_GAIN:
-            continue
-        words = WORDS[name]
-        how = fewer_launches(configurations.loc[[headline]].iloc[0]) if name == "host" else words.change
-        bounds.append((gain, f"no {words.takes}", how))
-    for gain, change, how in sorted(bounds, key=lambda bound: -bound[0]):
-        known = gain if math.isfinite(gain) else None
-        rows.append({"change": change, "how": how, "gain": known, "configuration": headline})
+    rows += [] if headline is None else _bounds(shares.loc[[headline]], configurations.loc[[headline]].iloc[0])
     result = pd.DataFrame(rows, columns=GAIN_COLUMNS)
-    flags = {name: result[name].eq(True) for name in ("is_measured", "is_used")}
+    flags = {name: result[name].eq(True) for name in _GAIN_FLAGS}
     return result.assign(**flags).astype({name: float for name in ("gain", "gain_low", "gain_high")})
+
+
+def _bounds(shares: pd.DataFrame, row: pd.Series) -> list[dict[str, object]]:
+    """Return the upper bounds of one configuration for `gain_rows`, the largest first. shares, row: its rows."""
+    rows: list[dict[str, object]] = []
+    parts = removable(shares).iloc[0].sort_values(ascending=False, kind="stable")
+    for name, share in parts.items():
+        gain = largest_gain(share)
+        if gain >= _LEAST_GAIN:
+            rows.append(
+                {
+                    "change": f"no {removed_words(str(name), shares.iloc[0])}",
+                    "how": change_for(str(name), row),
+                    "gain": gain if math.isfinite(gain) else None,
+                    "is_partial": name == "wire" and bool(shares["slower_unknown"].iloc[0]),
+                    "configuration": shares.index[0],
+                }
+            )
+    return rows
 
 
 def _lever_gains(improvement: Improvement, headline: int | None) -> list[dict[str, object]]:

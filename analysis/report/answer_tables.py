@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pandas as pd
 
-from analysis.compare.best import without_emulated
-from analysis.compare.bottleneck import REGIONS, WORDS
+from analysis.compare.best import Headline, without_emulated
+from analysis.compare.bottleneck import LEAST_SHOWN, REGIONS, WORDS, change_for
 from analysis.compare.causes import visible_causes
 from analysis.compare.one_field import like_headline
 from analysis.compare.scaling import STRONG, WEAK
@@ -22,17 +22,22 @@ from analysis.tables.phases import phases
 from analysis.tables.predictions import series_label
 from analysis.tables.table import RATIO_ESTIMATE, Column, Table, axis_columns
 from analysis.text import (
+    MISSING,
     cause_label,
     configuration_label,
     field_label,
     join,
     lost_decimals,
     telling_fields,
+    text,
     value_label,
     with_short_arguments,
 )
 
 MOST_ROWS = 8
+
+_MOST_SETTINGS = 2
+"""Unusual settings in the label of a workload."""
 
 LEAST_SHARE = 0.01
 """Share of a step below which a phase has no column."""
@@ -148,7 +153,7 @@ def workloads(analysis: Analysis) -> Table:
     configurations, ranks = analysis.configurations, study_ranks(analysis)
     many = len(configurations) > MOST_ROWS
     if many:
-        labels = {each.configuration: configuration_label(each.shown, each.shown, ranks) for each in analysis.headlines}
+        labels = {each.configuration: _workload_label(analysis, each) for each in analysis.headlines}
     else:
         labels = {int(str(index)): _full_label(analysis, row) for index, row in configurations.iterrows()}
     rows = configurations.loc[list(labels)]
@@ -171,6 +176,16 @@ def workloads(analysis: Analysis) -> Table:
     )
 
 
+def _workload_label(analysis: Analysis, headline: Headline) -> str:
+    """Return the label of a workload, with the settings of its fastest configuration that are not the usual ones."""
+    configurations = analysis.configurations
+    row = configurations.loc[[headline.configuration]].iloc[0]
+    usual = {name: configurations[name].map(text).mode().iloc[0] for name in analysis.axes}
+    without = {"world_size", "nodes", "batch_per_gpu", *headline.shown}
+    unusual = [name for name in analysis.axes if name not in without and text(row[name]) not in (usual[name], MISSING)]
+    return configuration_label(row, [*headline.shown, *unusual[:_MOST_SETTINGS]], study_ranks(analysis))
+
+
 def _full_label(analysis: Analysis, row: pd.Series) -> str:
     configurations = analysis.configurations
     names = [name for name in analysis.axes if name != "world_size"]
@@ -191,9 +206,13 @@ def holds_back(analysis: Analysis) -> Table:
     )
     shares = {} if analysis.headline is None else analysis.headline_regions.to_dict()
     rows = [
-        {"part": WORDS[name].takes, "share_percent": 100 * float(shares[name]), "how": WORDS[name].change}
+        {
+            "part": WORDS[name].takes,
+            "share_percent": 100 * float(shares[name]),
+            "how": change_for(name, analysis.headline_row),
+        }
         for name in REGIONS
-        if pd.notna(shares.get(name)) and float(shares[name]) >= 0.0005
+        if pd.notna(shares.get(name)) and float(shares[name]) >= LEAST_SHOWN
     ]
     frame = pd.DataFrame(rows, columns=["part", "share_percent", "how"])
     frame["share_percent"] = frame["share_percent"].astype(float)
@@ -206,8 +225,8 @@ def holds_back(analysis: Analysis) -> Table:
     )
 
 
-def _what_reduces(cause: str) -> str:
-    return WORDS[_CAUSE_REGIONS[cause]].change if cause in _CAUSE_REGIONS else _OTHER_CHANGES[cause]
+def _what_reduces(cause: str, row: pd.Series) -> str:
+    return change_for(_CAUSE_REGIONS[cause], row) if cause in _CAUSE_REGIONS else _OTHER_CHANGES[cause]
 
 
 def _lost(analysis: Analysis) -> Table:
@@ -221,7 +240,7 @@ def _lost(analysis: Analysis) -> Table:
             "cause": cause_label(name, value),
             "lost": value,
             "longer_s": exact[name] * to_seconds,
-            "how": _what_reduces(name) if value > 0 else None,
+            "how": _what_reduces(name, analysis.headline_row) if value > 0 else None,
         }
         for name, value in causes.items()
         if value
@@ -248,7 +267,10 @@ def changes(analysis: Analysis) -> Table:
     frame = analysis.gains.head(MOST_ROWS).copy()
     frame["percent"] = 100 * (frame["gain"] - 1)
     frame["percent_low"], frame["percent_high"] = (100 * (frame[f"gain_{end}"] - 1) for end in ("low", "high"))
-    frame["evidence"] = ["measured" if is_measured else "upper bound" for is_measured in frame["is_measured"]]
+    frame["evidence"] = [
+        "measured" if row["is_measured"] else f"upper bound{' of what is exposed' if row['is_partial'] else ''}"
+        for _, row in frame.iterrows()
+    ]
     names = [name for name in ("world_size", "batch_per_gpu", "model") if name in analysis.axes]
     frame["where"] = [_where(analysis, names, index) for index in frame["configuration"]]
     frame["trial_ids"] = [_trial_ids(analysis, index) for index in frame["configuration"]]

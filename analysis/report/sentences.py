@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from analysis.checks.finding import Finding
+from analysis.compare.accuracy import RELEVANT_LOSS
 from analysis.compare.best import without_emulated
 from analysis.compare.bottleneck import WORDS, faster_compute, fewer_launches, largest_gain
 from analysis.compare.causes import LEAST_LOST, visible_causes
@@ -27,6 +28,7 @@ from analysis.text import (
     sizes_to_measure,
     value_label,
 )
+from analysis.verdict.accuracy import difference_half_width
 from analysis.verdict.answer import unmeasured
 from analysis.verdict.bottleneck import NOISE
 from analysis.verdict.communication import late_ranks
@@ -36,7 +38,14 @@ from analysis.verdict.lines.step import launching, skips_communication
 from analysis.verdict.lines.trust import FINDING_LABELS
 from analysis.verdict.next_steps import sentence as next_trial_sentence
 from analysis.verdict.own_code import separate_trials, slowed_traces
-from analysis.verdict.trust import WIDE_INTERVAL, HostCaveats, superlinear, without_throughput
+from analysis.verdict.trust import (
+    WIDE_INTERVAL,
+    HostCaveats,
+    Intervals,
+    intervals,
+    superlinear,
+    without_throughput,
+)
 
 MOST_ACTIONS = 6
 
@@ -103,7 +112,12 @@ def _range(analysis: Analysis, rows: pd.DataFrame, kind: str) -> str | None:
         return f"{start} is not resolved (needs {further_repeats(float(rows['efficiency_more'].max()))})."
     low, high = percent(resolved.min()), percent(resolved.max())
     shown = f"is {low}" if low == high else f"ranges from {low} to {high}"
-    return f"{start} {shown} over {len(resolved)} series." if len(resolved) > 1 else f"{start} {shown}."
+    if len(resolved) == 1:
+        return f"{start} {shown}."
+    half_width = (rows["efficiency_high"].astype(float) / rows["efficiency_low"].astype(float)) ** 0.5 - 1
+    wide = int((half_width[resolved.index] > WIDE_INTERVAL).sum())
+    note = f"; {part_of(wide, len(resolved), 'intervals')} wider than ±{percent(WIDE_INTERVAL)}" if wide else ""
+    return f"{start} {shown} over {len(resolved)} series{note}."
 
 
 def what_ran(analysis: Analysis) -> list[str]:
@@ -265,7 +279,8 @@ def _without_model(analysis: ReportInputs) -> str:
 def actions(analysis: Analysis) -> list[str]:
     """Return what to do to trust the numbers more, the most effective first; one line each."""
     configurations = analysis.configurations
-    lines = [] if configurations.empty else _repeats(configurations)
+    lines = [] if configurations.empty else _repeats(intervals(configurations))
+    lines += _seeds(analysis)
     if superlinear(analysis):
         lines.append("Find out why scaling is better than ideal before using it: the reference was probably slow.")
     if without_throughput(analysis):
@@ -297,20 +312,26 @@ def _finding_label(finding: Finding) -> str:
     return label[:1].upper() + label[1:]
 
 
-def _repeats(configurations: pd.DataFrame) -> list[str]:
-    count = len(configurations)
-    more_repeats = configurations["throughput_samples_per_s_more"].astype(float)
-    low, high = (configurations[f"throughput_samples_per_s_{end}"].astype(float) for end in ("low", "high"))
-    half_width = ((high / low) ** 0.5 - 1).mask(more_repeats > 0)
-    if single := int((configurations["n"] == 1).sum()):
-        return [f"Run more repeats: {single} of {count} configurations ran once, which gives no interval."]
-    if (more_repeats > 0).any():
-        needed = further_repeats(float(more_repeats.max()))
-        unresolved = int((more_repeats > 0).sum())
-        return [f"Run {needed}: {part_of(unresolved, count, 'throughputs')} not resolved."]
-    if wide := int((half_width > WIDE_INTERVAL).sum()):
-        return [f"Run more repeats: {part_of(wide, count, 'intervals')} wider than ±{percent(WIDE_INTERVAL)}."]
+def _repeats(known: Intervals) -> list[str]:
+    if known.single:
+        return [f"Run more repeats: {known.single} of {known.of} configurations ran once, which gives no interval."]
+    if known.unresolved:
+        unresolved = part_of(known.unresolved, known.of, "throughputs")
+        return [f"Run {further_repeats(known.more)}: {unresolved} not resolved."]
+    if known.wide:
+        wide = part_of(known.wide, known.of, "intervals")
+        return [f"Run more repeats: {wide} wider than ±{percent(WIDE_INTERVAL)}."]
     return []
+
+
+def _seeds(analysis: Analysis) -> list[str]:
+    """Ask for more seeds if differences in accuracy are known worse than they matter."""
+    half_width = None if analysis.accuracy is None else difference_half_width(analysis.accuracy)
+    if half_width is None or half_width <= RELEVANT_LOSS:
+        return []
+    return [
+        f"Run more seeds: the median interval of a difference in accuracy is ±{number(100 * half_width, 1)} points."
+    ]
 
 
 def _host_actions(hosts: HostCaveats, trials: int) -> list[str]:

@@ -203,7 +203,7 @@ def _ceiling_columns(analysis: Analysis, frame: pd.DataFrame) -> list[Column]:
     ]
     meanings = {
         "interconnect": "auto: chosen by NCCL or gloo; others are emulated by disabling faster ones.",
-        "cpus_per_rank": "for its threads and its loaders.",
+        "cpus_per_rank": "that Ray reserves, and threads of the rank; loaders may use more.",
         "nodes": "hosts that share the ranks evenly.",
         "place": "number of a group of equal ranks on other GPUs or hosts.",
     }

@@ -1,5 +1,7 @@
 """Sentences about accuracy: where it holds, where it drops, which recipes help, and what trains fastest."""
 
+import math
+
 import numpy as np
 import pandas as pd
 
@@ -50,13 +52,13 @@ def trust(analysis: Analysis) -> list[str]:
         return [*lines, *_non_finite(epochs)]
     fewest, most = int(cells["n"].min()), int(cells["n"].max())
     seeds = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-    half_width = (cells["difference_high"] - cells["difference_low"]).median() / 2
+    half_width = difference_half_width(accuracy)
     if fewest < 2:
         lines.append(
             f"{int((cells['n'] < 2).sum())} of {len(cells)} accuracies come from one seed and have no interval: "
             "run more repeats."
         )
-    if pd.notna(half_width):
+    if half_width is not None:
         lines.append(
             f"{seeds} seeds per training; the median 95 % interval of a difference in accuracy is "
             f"±{number(100 * half_width, 2)} points."
@@ -68,6 +70,13 @@ def trust(analysis: Analysis) -> list[str]:
             "This does not affect accuracies, but it may affect times."
         )
     return [*lines, *_non_finite(epochs)]
+
+
+def difference_half_width(accuracy: Accuracy) -> float | None:
+    """Return half the median 95 % interval of a difference in accuracy, as a share; None without intervals."""
+    cells = accuracy.cells[accuracy.cells["n"] > 0]
+    half_width = float((cells["difference_high"] - cells["difference_low"]).median() / 2)
+    return half_width if math.isfinite(half_width) else None
 
 
 def _non_finite(epochs: pd.DataFrame) -> list[str]:
@@ -145,7 +154,12 @@ def largest_plain_batch(accuracy: Accuracy) -> str | None:
         return "Too few seeds to tell whether a larger batch costs accuracy: run more repeats."
     batch = number(row["lossless_batch"], 0)
     recipe = in_words(accuracy.plain)
-    text = f"{recipe[0].upper()}{recipe[1:]}, accuracy is not significantly different (95 %) up to batch {batch}"
+    start = f"{recipe[0].upper()}{recipe[1:]}, accuracy"
+    if not row["is_open"] and row["lossless_batch"] == row["reference_batch"]:
+        return (
+            f"{start} drops by {_points(row)} from batch {batch}, the reference, to {number(row['failing_batch'], 0)}."
+        )
+    text = f"{start} is not significantly different (95 %) up to batch {batch}"
     if row["is_open"]:
         return f"{text}, the largest batch measured."
     return f"{text} and drops by {_points(row)} at {number(row['failing_batch'], 0)}."
@@ -228,8 +242,7 @@ def soonest(accuracy: Accuracy) -> str | None:
     second = rows.iloc[1]
     times = pd.Series(accuracy.runs["time_to_target_s"].to_numpy(), index=accuracy.runs["trial_id"])
     _, low, high = welch_difference(times.reindex(list(second["trial_ids"])), times.reindex(list(first["trial_ids"])))
-    later_s = number(second["time_to_target_s"] - first["time_to_target_s"], 1)
-    text += f"; runner-up: {second['cell']}, {later_s} s later"
+    text += f"; runner-up: {second['cell']}, {number(second['time_to_target_s'], 1)} s"
     if pd.isna(low):
         return f"{text} (one seed cannot tell whether they differ)."
     return f"{text} ({significance(low <= 0 <= high)})."

@@ -6,12 +6,13 @@ import pandas as pd
 from analysis.compare.best import best_configurations
 from analysis.compare.bottleneck import (
     BOUND_SHARE,
-    REGIONS,
     WORDS,
+    change_for,
     fewer_launches,
     issue_ratio,
     largest_gain_text,
-    regions,
+    removable,
+    removed_words,
 )
 from analysis.study import Analysis, study_ranks
 from analysis.text import join, number, percent, telling_label
@@ -29,7 +30,7 @@ def bounds(analysis: Analysis) -> str | None:
     the study mixes workloads, no configuration is the fastest and only these two are reported.
     """
     configurations = analysis.configurations
-    shares = regions(configurations, analysis.communication)
+    shares = analysis.regions
     known = shares["bound"].dropna()
     if known.empty:
         return None
@@ -38,7 +39,7 @@ def bounds(analysis: Analysis) -> str | None:
         fastest = int(configurations["throughput_samples_per_s"].astype(float).to_numpy().argmax())
         if shares["bound"].iloc[fastest] is None:
             return None
-        bound = _bound(shares.iloc[fastest], configurations.iloc[fastest])
+        bound = _bound(shares.iloc[[fastest]], configurations.iloc[fastest])
         text = [f"The fastest configuration is bound by {bound}"]
     counts = known.value_counts()
     if fastest is not None and len(known) == 1:
@@ -57,54 +58,53 @@ def bounds(analysis: Analysis) -> str | None:
 def _largest_gain(analysis: Analysis, shares: pd.DataFrame, fastest: int | None) -> str | None:
     """State where removing one part of a step gains most; None if that is small, or the fastest configuration."""
     configurations = analysis.configurations
-    removable = [name for name in REGIONS if name not in ("compute", "idle")]
-    values = shares[removable].astype(float).fillna(0.0).to_numpy()
-    row, column = np.unravel_index(values.argmax(), values.shape)
-    share = float(values.max())
+    parts = removable(shares).drop(columns="idle")
+    row, column = (int(index) for index in np.unravel_index(parts.to_numpy().argmax(), parts.shape))
+    share = float(parts.to_numpy()[row, column])
     if row == fastest or share < BOUND_SHARE:
         return None
     names = [*(name for name in analysis.axes if name != "world_size"), "world_size"]
-    configuration = configurations.iloc[int(row)]
+    configuration = configurations.iloc[row]
     label = telling_label(configurations, configuration, names, study_ranks(analysis))
     return (
         f"Largest possible gain: {largest_gain_text(share)} for {label}, by eliminating "
-        f"{WORDS[removable[int(column)]].takes} ({percent(share)} of the step)."
+        f"{removed_words(str(parts.columns[column]), shares.iloc[row])} ({percent(share)} of the step)."
     )
 
 
-def _bound(shares: pd.Series, row: pd.Series) -> str:
+def _bound(of_one: pd.DataFrame, row: pd.Series) -> str:
     """Return the bound of one configuration with its share, the change that helps most, and its largest gain."""
+    shares, parts = of_one.iloc[0], removable(of_one).iloc[0]
     kind = str(shares["bound"])
     if kind == "compute":
-        return _compute_bound(shares, row)
-    words, share = WORDS[kind], float(shares[kind])
-    change = words.change
+        return _compute_bound(shares, parts, row)
+    words, share, change = WORDS[kind], float(shares[kind]), change_for(kind, row)
     if kind == "host":
         shown = f"{words.label}, which takes {number(1e3 * row['step_launch_s'], 1)} ms to launch a step"
-        change = fewer_launches(row)
         if pd.isna(share) or share <= 0:
             return f"{shown}. Suggested change: {change}."
         shown += f": {words.takes} takes {percent(share)} of it"
     else:
         shown = f"{words.label}: {words.takes} takes {percent(share)} of a step"
-    return f"{shown}. Suggested change: {change} ({largest_gain_text(share)})."
+    part = "wire" if kind == "contention" else kind
+    of = " for what is exposed" if part == "wire" and shares["slower_unknown"] else ""
+    return f"{shown}. Suggested change: {change} ({largest_gain_text(float(parts[part]))}{of})."
 
 
-def _compute_bound(shares: pd.Series, row: pd.Series) -> str:
-    words = WORDS["compute"]
-    others = {name: float(shares[name]) for name in REGIONS if name != "compute" and shares[name] > 0}
-    largest = max(others, key=lambda name: others[name], default="")
+def _compute_bound(shares: pd.Series, parts: pd.Series, row: pd.Series) -> str:
+    words, largest = WORDS["compute"], str(parts.idxmax())
+    share = float(parts[largest])
     has_kernel_times, has_communication = pd.notna(row["busy_s"]), pd.notna(shares["wire"])
     kernels = "kernels of " if has_kernel_times else ""
     note = "" if has_kernel_times or has_communication else _UNMEASURED
     shown = f"{words.label}: {kernels}{words.takes} take {percent(float(shares['compute']))} of a step{note}"
-    text = f"{shown}. Suggested change: {words.change}"
-    if not largest or others[largest] < NOISE:
+    text = f"{shown}. Suggested change: {change_for('compute', row)}"
+    if share < NOISE:
         return f"{text}."
     note = _UNMEASURED if largest == "idle" and not has_communication else ""
     return (
-        f"{text}. The largest other part is {WORDS[largest].takes}, {percent(others[largest])}{note}; eliminating it "
-        f"gains {largest_gain_text(others[largest])}."
+        f"{text}. The largest other part is {removed_words(largest, shares)}, {percent(share)}{note}; eliminating it "
+        f"gains {largest_gain_text(share)}."
     )
 
 

@@ -202,6 +202,8 @@ def _title(analysis: Analysis, chosen: list[Subject], facts: dict[str, str | int
     parts = [_several([subject.label for subject in chosen]) if len(chosen) > 1 else workload]
     if "precision" in facts and not of_training and _is_same("precision", chosen):
         parts[0] += f" {facts['precision']}"
+    if not of_training:
+        parts[0] += "".join(f" {chosen[0].row[name]}" for name in _USUAL if _is_unusual(name, chosen))
     if "batch_per_gpu" in facts and not of_training and _is_same("batch_per_gpu", chosen):
         parts.append(value_label("batch_per_gpu", facts["batch_per_gpu"], ranks))
     return ", ".join([*parts, _devices(analysis, facts, of_training)])
@@ -216,6 +218,16 @@ def _title_of_all(analysis: Analysis, workload: str) -> str:
     sizes = sorted(trials["world_size"].astype(int).unique())
     of_ranks = f"{join([str(size) for size in sizes])} {ranks[0] if sizes == [1] else ranks[1]}"
     return ", ".join([f"{several} models" if several > 1 else workload, *labels, of_ranks])
+
+
+_USUAL = {"parallel": ("ddp", "none"), "execution": ("eager",)}
+"""Values of fields that a title leaves out."""
+
+
+def _is_unusual(field: str, chosen: list[Subject]) -> bool:
+    """Return True if all subjects have the same value of a field of `_USUAL`, and a title names it."""
+    value = chosen[0].row.get(field) if chosen else None
+    return isinstance(value, str) and _is_same(field, chosen) and value not in ("", *_USUAL[field])
 
 
 def _is_same(field: str, chosen: list[Subject]) -> bool:

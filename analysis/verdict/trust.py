@@ -1,8 +1,9 @@
 """Caveats about the numbers: repeats, spread, measurement overhead, and the state of hosts and GPUs."""
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -309,37 +310,63 @@ def trust(analysis: Analysis) -> list[str]:
     return lines
 
 
+class Intervals(NamedTuple):
+    """How precise the throughputs of a study's configurations are.
+
+    of: configurations. single: those that ran once. unresolved: those whose interval is too wide to show; they need up
+    to `more` further repeats. wide: those with an interval wider than `WIDE_INTERVAL`. half_width: relative, of the
+    median configuration; NaN without intervals.
+    """
+
+    of: int
+    single: int
+    unresolved: int
+    more: float
+    wide: int
+    half_width: float
+
+
+def intervals(configurations: pd.DataFrame) -> Intervals:
+    """Return how precise the throughputs of these configurations are."""
+    more = configurations["throughput_samples_per_s_more"].astype(float)
+    low, high = (configurations[f"throughput_samples_per_s_{end}"].astype(float) for end in ("low", "high"))
+    half_width = ((high / low) ** 0.5 - 1)[~(more > 0)]
+    return Intervals(
+        len(configurations),
+        int((configurations["n"] == 1).sum()),
+        int((more > 0).sum()),
+        float(more.max()),
+        int((half_width > WIDE_INTERVAL).sum()),
+        float(half_width.median()),
+    )
+
+
 def _repeats(configurations: pd.DataFrame) -> list[str]:
     """Return caveats about the number of repeats and worker groups, and the width of intervals."""
     lines = []
-    single = int((configurations["n"] == 1).sum())
+    known = intervals(configurations)
     fewest, most = int(configurations["n"].min()), int(configurations["n"].max())
     repeats = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-    if single:
+    if known.single:
         lines.append(
-            f"{single} of {len(configurations)} configurations ran once, which gives no interval: "
+            f"{known.single} of {known.of} configurations ran once, which gives no interval: "
             "run the study with more repeats."
         )
-    low, high = (configurations[f"throughput_samples_per_s_{end}"] for end in ("low", "high"))
-    half_width = (high / low).astype(float) ** 0.5 - 1
-    more = configurations["throughput_samples_per_s_more"].astype(float)
-    if (more > 0).any():
+    if known.unresolved:
         lines.append(
-            f"{part_of(int((more > 0).sum()), len(configurations), 'throughputs')} not resolved, with a 95 % interval "
-            f"wider than a factor of {WIDEST:g}: add up to {further_repeats(more.max())}."
+            f"{part_of(known.unresolved, known.of, 'throughputs')} not resolved, with a 95 % interval "
+            f"wider than a factor of {WIDEST:g}: add up to {further_repeats(known.more)}."
         )
-    half_width = half_width[~(more > 0)]
-    if half_width.notna().any():
-        wide = int((half_width > WIDE_INTERVAL).sum())
+    if math.isfinite(known.half_width):
         advice = (
-            f"{part_of(wide, len(configurations), 'intervals')} wider than ±{percent(WIDE_INTERVAL)}: "
+            f"{part_of(known.wide, known.of, 'intervals')} wider than ±{percent(WIDE_INTERVAL)}: "
             "compare with care, or add repeats."
-            if wide
+            if known.wide
             else f"None is wider than ±{percent(WIDE_INTERVAL)}."
         )
         lines.append(
             f"{repeats} repeat{'' if repeats == '1' else 's'} per configuration; the median 95 % interval of "
-            f"throughput is ±{percent(half_width.median(), 1)}. {advice}"
+            f"throughput is ±{percent(known.half_width, 1)}. {advice}"
         )
     repeated = configurations["n"] > 1
     if repeated.any() and (configurations.loc[repeated, "throughput_group_names"].map(len) == 0).all():

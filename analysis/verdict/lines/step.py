@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from analysis.compare.batch_size import OUT_OF_MEMORY
-from analysis.compare.bottleneck import REGIONS, WORDS, faster_compute, fewer_launches, largest_gain, regions
+from analysis.compare.bottleneck import WORDS, change_for, faster_compute, fewer_launches, largest_gain, removable
 from analysis.measure.configurations import units_per_s
 from analysis.measure.hardware import use
 from analysis.study import Analysis, study_ranks
@@ -15,8 +15,6 @@ from analysis.verdict.bottleneck import NOISE
 from analysis.verdict.lines.improve import measured_advice
 from analysis.verdict.lines.subject import MOST_WORKLOADS, Subject, label_before
 from analysis.verdict.lines.value import CardLine, Quantity
-
-_REMOVABLE = [name for name in REGIONS if name != "compute"]
 
 
 def bound_by(analysis: Analysis, subject: Subject) -> CardLine | None:
@@ -68,8 +66,7 @@ def _possible(shares: pd.Series) -> float | None:
 
 
 def _regions(analysis: Analysis, subject: Subject) -> pd.Series:
-    shares = regions(analysis.configurations, analysis.communication)
-    return shares.loc[[subject.configuration]].iloc[0]
+    return analysis.regions.loc[[subject.configuration]].iloc[0]
 
 
 def do_next(analysis: Analysis, subject: Subject) -> CardLine | None:
@@ -84,9 +81,9 @@ def do_next(analysis: Analysis, subject: Subject) -> CardLine | None:
     kind = shares["bound"]
     if not isinstance(kind, str):
         return None
-    removable = shares[_REMOVABLE].astype(float).fillna(0.0)
-    largest = str(removable.idxmax())
-    share = float(removable[largest])
+    parts = removable(analysis.regions.loc[[subject.configuration]]).iloc[0]
+    largest = str(parts.idxmax())
+    share = float(parts[largest])
     if kind == "host" and share < NOISE:
         return CardLine("do_next", "do next", f"{label_before(subject)}{fewer_launches(row)} (gain unknown)")
     if share < NOISE and skips_communication(row):
@@ -96,23 +93,17 @@ def do_next(analysis: Analysis, subject: Subject) -> CardLine | None:
         known = "all else that was measured" if math.isnan(shares["wire"]) else "all else"
         text = f"{faster_compute(row)} ({known} is below {percent(NOISE)})"
         return CardLine("do_next", "do next", label_before(subject) + text)
-    gain, bound = _gain(share)
-    return CardLine("do_next", "do next", f"{label_before(subject)}{_change(largest, row)}: {bound}", (gain,))
+    gain, bound = _gain(share, largest, shares)
+    return CardLine("do_next", "do next", f"{label_before(subject)}{change_for(largest, row)}: {bound}", (gain,))
 
 
-def _gain(share: float) -> tuple[Quantity, str]:
+def _gain(share: float, part: str, shares: pd.Series) -> tuple[Quantity, str]:
     """Return the largest possible speed-up from removing a part with this share of a step, and its text."""
     gain = largest_gain(share)
     if math.isinf(gain):
         return Quantity("largest_possible_speed_up", None, "1"), "no upper bound, since this takes the entire step"
-    return Quantity("largest_possible_speed_up", gain, "1"), f"up to +{percent(gain - 1)} (upper bound)"
-
-
-def _change(part: str, row: pd.Series) -> str:
-    """Return the change that shrinks a part of the step."""
-    if part == "idle":
-        return "a trace (--profile) shows what the idle time waits for"
-    return fewer_launches(row) if part == "host" else WORDS[part].change
+    of = " of what is exposed" if part == "wire" and shares["slower_unknown"] else ""
+    return Quantity("largest_possible_speed_up", gain, "1"), f"up to +{percent(gain - 1)} (upper bound{of})"
 
 
 def speed(analysis: Analysis, chosen: Sequence[Subject]) -> CardLine:
@@ -168,7 +159,7 @@ def batch(analysis: Analysis, subject: Subject) -> CardLine | None:
 
 def bounds_of_many(analysis: Analysis) -> list[CardLine]:
     """State what bounds how many configurations, and the largest gain of one change, for a study of many workloads."""
-    shares = regions(analysis.configurations, analysis.communication)
+    shares = analysis.regions
     counts = shares["bound"].dropna().value_counts()
     if counts.empty:
         return []
@@ -178,14 +169,14 @@ def bounds_of_many(analysis: Analysis) -> list[CardLine]:
         for kind, count in counts.items()
     ]
     lines = [CardLine("bound_by", "bound by", listed, tuple(quantities))]
-    removable = shares[_REMOVABLE].astype(float).fillna(0.0)
-    index = int(removable.max(axis=1).to_numpy().argmax())
-    part, share = str(removable.iloc[index].idxmax()), float(removable.iloc[index].max())
+    parts = removable(shares)
+    index = int(parts.max(axis=1).to_numpy().argmax())
+    part, share = str(parts.iloc[index].idxmax()), float(parts.iloc[index].max())
     if share >= NOISE:
         row = analysis.configurations.iloc[index]
-        change = _change(part, row)
+        change = change_for(part, row)
         of = telling_label(analysis.configurations, row, analysis.axes, study_ranks(analysis))
-        gain, bound = _gain(share)
+        gain, bound = _gain(share, part, shares.iloc[index])
         text = f"{change}: {bound} with {of}"
         lines.append(CardLine("do_next", "do next", text, (gain,)))
     return lines

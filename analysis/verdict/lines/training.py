@@ -98,17 +98,24 @@ def _lossless_batch(accuracy: Accuracy) -> CardLine | None:
     best = rows.sort_values(["lossless_batch", "is_open"], ascending=False, kind="stable").iloc[0]
     plain = rows[rows["recipe"] == accuracy.plain]
     batches = [Quantity("largest_lossless_batch", float(best["lossless_batch"]), "samples", part=str(best["recipe"]))]
-    text = f"{'at least ' if best['is_open'] else ''}{number(best['lossless_batch'], 0)}"
     if len(plain) and plain["lossless_batch"].iloc[0] == best["lossless_batch"]:
-        text = f"batch {text} {in_words(accuracy.plain)}"
+        text = f"{_lossless(best)} {in_words(accuracy.plain)}"
         return CardLine("largest_lossless_batch", "lossless", text, tuple(batches))
-    text = f"batch {text} with {best['recipe']}"
+    text = f"{_lossless(best)} with {best['recipe']}"
     if len(plain):
-        text += f"; {number(plain['lossless_batch'].iloc[0], 0)} {in_words(accuracy.plain)}"
+        text += f"; {_lossless(plain.iloc[0])} {in_words(accuracy.plain)}"
         batches.append(
             Quantity("largest_lossless_batch", float(plain["lossless_batch"].iloc[0]), "samples", part=accuracy.plain)
         )
     return CardLine("largest_lossless_batch", "lossless", text, tuple(batches))
+
+
+def _lossless(row: pd.Series) -> str:
+    """Name the largest lossless batch of a recipe; say so if it is the reference, so that no larger one is lossless."""
+    batch = number(row["lossless_batch"], 0)
+    if row["is_open"]:
+        return f"at least batch {batch}"
+    return f"only the reference batch {batch}" if row["lossless_batch"] == row["reference_batch"] else f"batch {batch}"
 
 
 def _time_to_target(accuracy: Accuracy) -> CardLine | None:

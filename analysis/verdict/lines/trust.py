@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 
-import pandas as pd
-
 from analysis.checks.pause import PAUSED
 from analysis.compare.accuracy import RELEVANT_LOSS
 from analysis.compare.communication_cost import flagged_trials
 from analysis.read.environment import done_environments
 from analysis.study import Analysis
 from analysis.text import MISSING, number, percent
+from analysis.verdict.accuracy import difference_half_width
 from analysis.verdict.lines.value import Quantity, Trust
 from analysis.verdict.own_code import separate_trials
 from analysis.verdict.trust import TOO_GOOD, WIDE_INTERVAL, HostCaveats, commits
@@ -59,7 +58,7 @@ def trust_in(
     repeats, groups = int(rows["n"].min()), int(rows["groups"].min())
     half_width = shown.half_width if shown else None
     trial_ids = [trial for ids in rows["trial_ids"] for trial in ids]
-    caveats = _caveats(analysis, trial_ids, others)
+    caveats = [*_of_accuracy(analysis), *_caveats(analysis, trial_ids, others)]
     is_paused = A_RANK_WAS_PAUSED in caveats
     if repeats == 1:
         return Trust(POOR, _reason(["1 repeat, so no interval", *caveats]), groups)
@@ -90,12 +89,21 @@ def trust_in_accuracy(analysis: Analysis, others: Sequence[Analysis] = ()) -> Tr
     caveats = _caveats(analysis, list(accuracy.runs["trial_id"]), others)
     if fewest < 2:
         return Trust(POOR, _reason(["1 seed, so no interval", *caveats]))
-    half_width = float((cells["difference_high"] - cells["difference_low"]).median() / 2)
-    width = f", differences ±{number(100 * half_width, 2)} points" if pd.notna(half_width) else ""
+    half_width = difference_half_width(accuracy)
+    width = "" if half_width is None else f", differences ±{number(100 * half_width, 2)} points"
     reason = _reason([f"{fewest} seeds{width}", *caveats])
-    if half_width > POOR_POINTS:
+    if half_width is not None and half_width > POOR_POINTS:
         return Trust(POOR, reason)
-    return Trust(FAIR if fewest < FEWEST_GROUPS or half_width > RELEVANT_LOSS or caveats else GOOD, reason)
+    is_wide = half_width is not None and half_width > RELEVANT_LOSS
+    return Trust(FAIR if fewest < FEWEST_GROUPS or is_wide or caveats else GOOD, reason)
+
+
+def _of_accuracy(analysis: Analysis) -> list[str]:
+    """Return a caveat if the study also trains, and its differences in accuracy are known worse than they matter."""
+    half_width = None if analysis.accuracy is None else difference_half_width(analysis.accuracy)
+    if half_width is None or half_width <= RELEVANT_LOSS:
+        return []
+    return [f"differences in accuracy ±{number(100 * half_width, 2)} points"]
 
 
 def _count(groups: int) -> str:

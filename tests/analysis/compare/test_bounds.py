@@ -9,7 +9,17 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.compare.bottleneck import REGIONS, WORDS, faster_compute, fewer_launches, largest_gain, regions
+from analysis.compare.bottleneck import (
+    REGIONS,
+    WORDS,
+    faster_compute,
+    fewer_launches,
+    gain_rows,
+    largest_gain,
+    regions,
+    removable,
+    removed_words,
+)
 from analysis.compare.communication import Communication
 from analysis.measure.communication import BREAKDOWN_COLUMNS
 from analysis.measure.measures import HOST_BOUND_STEP_SHARE, summarise
@@ -133,6 +143,37 @@ def test_a_step_that_communication_lengthens_beyond_its_exposed_part_computes_mo
     assert bound(**slowed) == "contention"
     assert regions(*configuration(**slowed, traced=True))["contention"].iloc[0] == 0
     assert regions(*configuration(**slowed | {"busy_s": 0.087}))["contention"].iloc[0] == pytest.approx(0)
+
+
+def test_gradients_that_need_no_transfer_slow_nothing_down() -> None:
+    slowed = {"busy_s": 0.06, "difference_s": 0.025, "synchronised_step_s": 0.1}
+    shares = regions(*configuration(**slowed))
+    parts = removable(shares).iloc[0]
+    assert parts["wire"] == pytest.approx(0.04 + 0.19)
+    assert parts.to_dict().keys() == {"host", "load", "transfer", "wire", "wait", "idle"}
+    assert parts.sum() + shares["compute"].iloc[0] == pytest.approx(1)
+    assert removed_words("wire", shares.iloc[0]).startswith(WORDS["wire"].takes + " and ")
+    assert removed_words("wire", regions(*configuration()).iloc[0]) == WORDS["wire"].takes
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_partial"),
+    [
+        ({}, True),
+        ({"difference_s": 0.025, "synchronised_step_s": 0.1}, False),
+        ({"difference_s": 0.025, "synchronised_step_s": 0.1, "traced": True}, True),
+    ],
+)
+def test_a_bound_without_a_step_free_of_communication_covers_what_is_exposed_only(
+    changes: dict[str, Any], is_partial: bool
+) -> None:
+    configurations, traffic = configuration(**changes)
+    rows = gain_rows(regions(configurations, traffic), pd.DataFrame(), configurations, 0, ("GPU", "GPUs"))
+    partial = rows.set_index("change")["is_partial"].to_dict()
+    assert partial[f"no {WORDS['wire'].takes}"] is is_partial
+    assert not any(value for name, value in partial.items() if name != f"no {WORDS['wire'].takes}")
+    alone = regions(*configuration(exposed_wire_s=None, exposed_wait_s=None, world_size=1))
+    assert not alone["slower_unknown"].iloc[0]
 
 
 def test_communication_slows_compute_at_most_as_far_as_the_step_is_longer_than_on_one_rank() -> None:

@@ -4,12 +4,13 @@ import re
 
 import pytest
 
+from analysis.compare.bottleneck import WORDS
 from analysis.compare.causes import SLOWDOWN_PARTS, visible_causes
 from analysis.figures.answers import lost_rows
 from analysis.predict.inputs import ReportInputs
-from analysis.report.answer_tables import MOST_ROWS, changes, outlook, shortened
+from analysis.report.answer_tables import MOST_ROWS, changes, outlook, shortened, workloads
 from analysis.report.answer_tables import holds_back as held_back
-from analysis.report.sentences import change, holds_back, largest_cause, more, scale
+from analysis.report.sentences import actions, change, holds_back, largest_cause, more, scale
 from analysis.tables.accuracy import lossless_batch
 from analysis.text import lost_decimals, part_of
 from analysis.verdict.card import card_of
@@ -132,6 +133,53 @@ def test_predictions_of_other_configurations_than_the_cards_are_named() -> None:
 def test_a_range_without_emulated_interconnects_says_so() -> None:
     assert scale(study_named("captured"))[-1] == "Emulated interconnects are not among them."
     assert "Emulated" not in " ".join(scale(study_named("default-2gpu")))
+
+
+def test_a_range_of_efficiencies_says_how_many_of_their_intervals_are_wide() -> None:
+    weak = next(line for line in scale(study_named("gpt2-scaling")) if "weak" in line)
+    assert weak.endswith(" over 2 series; 1 of 2 intervals is wider than ±5\u00a0%.")
+
+
+def test_a_table_of_workloads_names_unusual_settings_of_the_fastest_of_each() -> None:
+    labels = workloads(study_named("everything")).frame["label"].tolist()
+    assert len(set(labels)) == len(labels)
+    assert [label for label in labels if "compile_graph" in label]
+
+
+def test_the_same_cause_has_the_same_remedy_in_every_table() -> None:
+    study = study_named("storage-order")
+    by_part, by_gain = held_back(study).frame.set_index("part")["how"], study.gains.set_index("change")["how"]
+    for part in ("host", "load", "transfer"):
+        takes = WORDS[part].takes
+        assert by_part[takes] == by_gain[f"no {takes}"]
+    assert "precision" not in by_part[WORDS["compute"].takes], "it trains in bf16 already"
+
+
+def test_a_bound_of_a_script_is_one_of_what_is_exposed() -> None:
+    line = card_of(study_named("doors-2gpu/study")).line("do_next")
+    assert line is not None
+    assert "(upper bound of what is exposed)" in line.text
+    assert "upper bound of what is exposed" in changes(study_named("doors-2gpu/study")).frame["evidence"].tolist()
+    assert "upper bound of what is exposed" not in changes(study_named("gpt2-scaling")).frame["evidence"].tolist()
+
+
+def test_wide_differences_in_accuracy_ask_for_more_seeds_and_lower_trust() -> None:
+    study = study_named("vgg-case-study")
+    assert [line for line in actions(study) if line.startswith("Run more seeds: ")]
+    assert "differences in accuracy ±" in card_of(study).trust.reason
+    assert not [line for line in actions(study_named("accuracy")) if "seeds" in line]
+
+
+def test_a_reference_batch_is_not_called_lossless_without_saying_that_it_is_the_reference() -> None:
+    line = card_of(study_named("fifth-epoch")).line("largest_lossless_batch")
+    assert line is not None
+    assert line.text == "only the reference batch 128 without a recipe"
+
+
+def test_titles_name_an_unusual_execution_and_strategy() -> None:
+    assert " compile_graph, " in card_of(study_named("real-images/compiled")).title
+    assert " dp, " in card_of(study_named("averaging-4gpu")).title
+    assert "eager" not in card_of(study_named("real-images/eager")).title
 
 
 def test_a_difference_at_the_first_lossy_batch_names_that_batch() -> None:
