@@ -121,8 +121,11 @@ class Analysis:
 
     @cached_property
     def changes(self) -> pd.DataFrame:
-        """See `compare.one_field.change_rows`."""
-        return change_rows(self.configurations, self.fields)
+        """Return what changes gain with the headline's workload, see `compare.one_field.change_rows`."""
+        rows = self.configurations
+        for name, own in (self.headlines[0].shown if self.headlines else {}).items():
+            rows = rows[rows[name] == own]
+        return change_rows(rows, self.fields)
 
     @cached_property
     def regions(self) -> pd.DataFrame:

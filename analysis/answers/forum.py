@@ -29,6 +29,13 @@ from analysis.text import PHASE_LABELS, configuration_label, number
 _PINNED = {"pin_memory": True, "non_blocking": True}
 _PAGEABLE = {"pin_memory": False, "non_blocking": False}
 _UNPINNED_ASYNC = {"pin_memory": False, "non_blocking": True}
+_BLOCKING = {"pin_memory": True, "non_blocking": False}
+_UNPINNED = (
+    (_UNPINNED_ASYNC, _PINNED, ""),
+    (_PAGEABLE, _BLOCKING, ", both with blocking copies"),
+    (_PAGEABLE, _PINNED, " and with blocking copies in place of asynchronous ones"),
+)
+"""Pairs of settings that show what unpinned memory does, the clearest first, and how a sentence qualifies them."""
 _ON_GPUS = "CPU ranks copy no batch to a device"
 
 SMALL_GAIN = 1.05
@@ -162,8 +169,9 @@ def pageable(inputs: ReportInputs) -> Reply | Missing:
     """State what unpinned memory does to loading, transfer and step."""
     if (inputs.configurations["device"] == "cpu").all():
         return Missing(_ON_GPUS)
-    found = pairs(inputs, _PAGEABLE, _PINNED)
-    if found.empty:
+    compared = [(pairs(inputs, here, other), copies) for here, other, copies in _UNPINNED]
+    found, copies = next(((rows, copies) for rows, copies in compared if len(rows)), (None, ""))
+    if found is None:
         return Missing("no configuration ran with and without pinned memory", "--set pin_memory=true,false")
     rows = inputs.configurations
     found["copy"] = found["configuration"].map(rows["host_to_device_s"]).astype(float)
@@ -181,7 +189,8 @@ def pageable(inputs: ReportInputs) -> Reply | Missing:
         loading = f"The wait for a batch changes by {span(waits, 2, MS, ' ms')} per step"
         loading += f": {saved}" if waits.max() < 0 else ", which is no clear change of loading"
     return Reply(
-        f"Training is {span(found['ratio'], unit='x')} as fast without pinned memory; at {_label(inputs, there)} "
+        f"Training is {span(found['ratio'], unit='x')} as fast without pinned memory{copies}; at "
+        f"{_label(inputs, there)} "
         f"{measured(row, 'ratio', 2, unit='x')}. The copy there takes {ms(row['copy'])} in place of "
         f"{ms(pinned['host_to_device_s'])}, because the host copies pageable memory into a pinned buffer first. "
         f"{loading}.",

@@ -131,9 +131,8 @@ def separated(inputs: ReportInputs) -> Reply | Missing:
         numbers = {"exposed_s": exposed, "difference_s": float(row["difference_s"])}
     return Reply(
         "By a hook that times each bucket's all-reduce: what runs after the last gradient is exposed communication, "
-        "and the rest of the step is compute. What a step "
-        "without all-reduces (no_sync, interleaved on the same ranks) is shorter by also contains host work for each "
-        "bucket and compute that all-reduces slow down. "
+        "and the rest of the step is compute. A step without all-reduces (no_sync, interleaved on the same ranks) is "
+        "shorter by more than that: it also lacks host work for each bucket, and compute that all-reduces slow down. "
         f"{'; '.join(shown)}.",
         numbers,
     )

@@ -4,7 +4,7 @@ import pandas as pd
 
 from analysis.answers.reply import Missing, Reply, highest, measured, repeats, share, times
 from analysis.compare.accuracy import by_precision
-from analysis.compare.ladder import OURS
+from analysis.compare.ladder import BATCHES, OURS
 from analysis.measure.configurations import trial_fields
 from analysis.predict.inputs import ReportInputs
 from analysis.text import MISSING, join, number, text
@@ -47,13 +47,13 @@ def total(inputs: ReportInputs) -> Reply | Missing:
         end = ladder.iloc[-1]
         listed.append(
             f"{machine} gains {times(end['cumulative_ratio'])} after {len(ladder) - 1} changes "
-            f"({number(ladder['batches_s'].iloc[0], 1)} s to {number(end['batches_s'], 1)} s per 300 batches)"
+            f"({number(ladder['batches_s'].iloc[0], 1)} s to {number(end['batches_s'], 1)} s per {BATCHES} batches)"
         )
     next_to_it = f" Published: {'; '.join(listed)}, on other hardware, so compare gains only." if listed else ""
     windows = _shortest_window(inputs, rows)
     return Reply(
         f"All steps together gain {measured(best, 'cumulative_ratio', 2, unit='x')}, at “{best['step']}”: "
-        f"300 batches of {number(best['samples'], 0)} samples take {number(best['batches_s'], 1)} s in place of "
+        f"{BATCHES} batches of {number(best['samples'], 0)} samples take {number(best['batches_s'], 1)} s in place of "
         f"{number(first['batches_s'], 1)} s{windows}.{next_to_it}{_without_result(inputs)}",
         {"gain": float(best["cumulative_ratio"])},
     )
@@ -121,7 +121,8 @@ def _changes(before: pd.Series, after: pd.Series) -> list[str]:
 def _shortest_window(inputs: ReportInputs, rows: pd.DataFrame) -> str:
     trials = inputs.results.trials.set_index("trial_id")
     timed = int(trials.loc[[ids[0] for ids in rows["trial_ids"]], "steps"].min())
-    return f" ({timed} timed, scaled; {repeats(rows['n'].min())})"
+    scaled = "" if timed == BATCHES else f"{timed} timed, scaled; "
+    return f" ({scaled}{repeats(rows['n'].min())})"
 
 
 def _without_result(inputs: ReportInputs) -> str:

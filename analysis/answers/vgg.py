@@ -57,7 +57,7 @@ def accuracy(inputs: ReportInputs) -> Reply | Missing:
     if pd.isna(low) or (same and max(-low, high) > SAME_POINTS):
         return Missing("their seeds differ by too much", MORE_SEEDS, f"{text}. {by_batch}")
     why = {
-        ("global_batch", True): ", because the averaged gradient is that of the global batch",
+        ("global_batch", True): ", within the interval: on any ranks the averaged gradient is that of the global batch",
         ("batch_per_gpu", False): ", because the global batch grows with the ranks, and an epoch has fewer updates",
     }.get((held, same), "")
     reason = "same gradient" if same and why else ""

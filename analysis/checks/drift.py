@@ -79,7 +79,8 @@ def change_point(data: CheckData) -> list[Finding]:
         f"{percent(abs(change), 1)} {'slower' if change < 0 else 'faster'} "
         f"(change point, permutation p = {probability(p)})."
     )
-    fix = f"Find out what changed on the hosts before trial {after['trial_id'].iloc[0]}; rerun the trials of one side."
+    first = after["trial_id"].iloc[0]
+    fix = f"Find out what changed on the hosts before trial {first}; rerun the trials before it, or those after it."
     return [Finding("change_point", sentence, tuple(after["trial_id"]), fix)]
 
 

@@ -56,7 +56,7 @@ def first_step(data: CheckData) -> list[Finding]:
         f"In {_trial_count(rows)} the first step of the window takes {number(ratio, 1)} times the median of the "
         f"others, up to {percent(share.max(), 1)} of the window."
     )
-    fix = "Medians are not affected. For throughput, add warm-up steps (--set warmup_steps=N) or steps."
+    fix = "Add warm-up steps (--set warmup_steps=N) or steps. Throughput includes that step; medians do not."
     return [Finding("first_step", sentence, tuple(rows["trial_id"]), fix)]
 
 

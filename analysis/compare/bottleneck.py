@@ -23,7 +23,7 @@ threshold of TraceML).
 LEAST_SHOWN = 0.0005
 """Share of a step below which a part is shown as 0."""
 
-_AND_SLOWER = " and the compute that it slows down"
+_ALL_TRANSFER = "transfer of gradients, exposed or slowing compute"
 
 COMMUNICATION = ("wire", "wait", "contention")
 """Regions that a step without communication would not have."""
@@ -66,7 +66,7 @@ WORDS: Mapping[str, Region] = {
     "idle": Region(
         "unexplained idle time",
         "idle time of the device without a measured cause",
-        "removing what the device waits for (a trace with --profile shows it)",
+        "removing what the device waits for (--profile shows it)",
     ),
     "compute": Region(
         "compute", "forward, loss, backward and optimizer", "lower precision, compilation or a faster device"
@@ -146,7 +146,7 @@ def removable(shares: pd.DataFrame) -> pd.DataFrame:
 
 def removed_words(part: str, shares: pd.Series) -> str:
     """Name a part of `removable`, with the row of `regions` that it is from."""
-    return WORDS[part].takes + (_AND_SLOWER if part == "wire" and shares["contention"] >= LEAST_SHOWN else "")
+    return _ALL_TRANSFER if part == "wire" and shares["contention"] >= LEAST_SHOWN else WORDS[part].takes
 
 
 def _growth(slowdown: pd.DataFrame, step_s: pd.Series) -> pd.Series:
@@ -228,7 +228,7 @@ def _processes(row: pd.Series) -> list[str]:
     return ["DDP in place of DataParallel"] if row.get("parallel") == "dp" and row["world_size"] > 1 else []
 
 
-_GAIN_FLAGS = ("is_measured", "is_used", "is_partial")
+_GAIN_FLAGS = ("is_measured", "is_used", "is_open", "is_partial")
 GAIN_COLUMNS = ["change", "how", "gain", "gain_low", "gain_high", *_GAIN_FLAGS, "configuration"]
 
 _LEAST_GAIN = 1.005
@@ -249,7 +249,8 @@ def gain_rows(
     `improve`, whose measured gains replace the changes.
 
     Columns: change (what is eliminated, or the value chosen), how (what to change, or the alternative), gain with
-    interval (null for bounds), is_measured, is_used (the headline has this value), is_partial (a bound of what is
+    interval (null for bounds), is_measured, is_used (the headline has this value), is_open (the headline has the
+    alternative, so that this change is still open), is_partial (a bound of what is
     exposed, since slower compute is unknown), configuration. Measured ones first, then the largest gain. The gain of a
     bound is null if the part takes the entire step.
     """
@@ -261,7 +262,8 @@ def gain_rows(
             "gain_low": row["ratio_low"],
             "gain_high": row["ratio_high"],
             "is_measured": True,
-            "is_used": headline is not None and configurations[row["field"]].to_dict()[headline] == row["value"],
+            "is_used": headline is not None and configurations.at[headline, row["field"]] == row["value"],
+            "is_open": headline is not None and configurations.at[headline, row["field"]] == row["against"],
             "configuration": row["configuration"],
         }
         for _, row in (changes if improvement is None else changes.iloc[:0]).iterrows()
@@ -303,6 +305,7 @@ def _lever_gains(improvement: Improvement, headline: int | None) -> list[dict[st
             "gain_low": gain.low,
             "gain_high": gain.high,
             "is_measured": True,
+            "is_open": True,
             "configuration": headline,
         }
         for row, gain in sorted(measured, key=lambda entry: -entry[1].value)

@@ -40,9 +40,9 @@ _MOST_BARS = 8
 
 
 def work(analysis: ReportInputs) -> Figure | None:
-    """Work of all ranks as a number of ideal ranks: measured (band: 95 % interval), and ideal.
+    """Work of all ranks as a number of ideal ranks: measured (band: 95 % interval).
 
-    Dashed: the prediction, if there is one.
+    Dashed: ideal (black), and predicted where a prediction is possible.
     """
     if analysis.headline is None:
         return None
@@ -215,7 +215,9 @@ def lost_ranks(analysis: Analysis) -> Figure | None:
         axis.invert_yaxis()
         axis.grid(visible=False, axis="y")
         axis.set_xlabel(f"{ranks[1]} lost")
-        title = f"{value_label('world_size', size, ranks)} do the work of {number(size - float(values[-1]), 2)}"
+        row = analysis.headlines[0].scaling
+        work = size - float(values[-1]) if row is None else size * float(row["efficiency"])
+        title = f"{value_label('world_size', size, ranks)} do the work of {number(work, 2)}"
         axis.set_title(filled(f"{title} ({headline_label(analysis)})", 34 if is_narrow() else 60), loc="left")
     return figure
 

@@ -131,7 +131,10 @@ def _line(axis: Any, series: pd.DataFrame, colour: Any, marker: str, label: str)
 
 
 def phases(analysis: Analysis) -> Figure | None:
-    """Phases of a step (mean over ranks), one bar per configuration; one panel per batch, each with its own scale."""
+    """Phases of a step with instruments (mean over ranks), one bar per configuration.
+
+    One panel per batch, each with its own scale.
+    """
     configurations = analysis.configurations
     if configurations.empty:
         return None

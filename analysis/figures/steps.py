@@ -154,7 +154,7 @@ _LEARNING = (
 def loss(analysis: Analysis) -> Figure | None:
     """Training loss by step (warm-up, plain and phases windows), mean over ranks and median over repeats.
 
-    A line is the mean of all configurations that do not differ in `_LEARNING`. It has gaps at non-finite losses.
+    A line is the mean of configurations that learn the same. It has gaps at non-finite losses.
     """
     rows = analysis.loss_curves
     if rows["loss"].isna().all():

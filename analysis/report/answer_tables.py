@@ -115,12 +115,7 @@ def scales(analysis: Analysis) -> Table:
     )
     note, count = "", len(frame)
     if count > MOST_ROWS:
-        own = frame["configuration"] == analysis.headline
-        others = frame[~own & ~frame["is_wide"]]
-        ordered = (others if len(others) >= MOST_ROWS else frame[~own]).sort_values("efficiency", ascending=False)
-        worst = (MOST_ROWS - 1) // 2
-        frame = pd.concat([frame[own].head(1), ordered.head(MOST_ROWS - 1 - worst), ordered.tail(worst)])
-        frame = frame.reset_index(drop=True)
+        frame = frame.loc[_own_and_extremes(frame, analysis.headline)].reset_index(drop=True)
         note = f"The card's configuration, then of {count} series those that scale best and worst."
     axes = axis_columns(analysis)
     return Table(
@@ -135,6 +130,20 @@ def scales(analysis: Analysis) -> Table:
         frame,
         note,
     ).telling()
+
+
+def _own_and_extremes(rows: pd.DataFrame, own: int | None) -> list[int]:
+    """Return the index of a configuration's first row, then of the best and worst rows of each kind of scaling."""
+    first = list(rows.index[rows["configuration"] == own])[:1]
+    others = rows.drop(index=first)
+    known = others[~others["is_wide"]]
+    others = (known if len(known) >= MOST_ROWS else others).sort_values("efficiency", ascending=False, kind="stable")
+    kinds = [part.index for _, part in others.groupby("scaling", sort=False)]
+    chosen = list(dict.fromkeys([*(index[0] for index in kinds), *(index[-1] for index in kinds)]))
+    left = [index for index in others.index if index not in chosen]
+    for position in range(MOST_ROWS - 1 - len(chosen)):
+        chosen.append(left.pop(0 if position % 2 == 0 else -1))
+    return [*first, *sorted(chosen, key=list(others.index).index)]
 
 
 def network_cost(analysis: Analysis) -> Table:
@@ -205,11 +214,13 @@ def holds_back(analysis: Analysis) -> Table:
         Column("how", "what reduces it"),
     )
     shares = {} if analysis.headline is None else analysis.headline_regions.to_dict()
+    # a host that bounds the step makes it wait, though not known how long
+    with_host = "compute" if shares.get("bound") == "host" and not float(shares["host"]) >= LEAST_SHOWN else ""
     rows = [
         {
-            "part": WORDS[name].takes,
+            "part": f"{WORDS[name].takes}{', and waiting for the host' if name == with_host else ''}",
             "share_percent": 100 * float(shares[name]),
-            "how": change_for(name, analysis.headline_row),
+            "how": change_for("host" if name == with_host else name, analysis.headline_row),
         }
         for name in REGIONS
         if pd.notna(shares.get(name)) and float(shares[name]) >= LEAST_SHOWN
@@ -275,7 +286,7 @@ def changes(analysis: Analysis) -> Table:
     frame["where"] = [_where(analysis, names, index) for index in frame["configuration"]]
     frame["trial_ids"] = [_trial_ids(analysis, index) for index in frame["configuration"]]
     return Table(
-        "Gain by one change",
+        "Gain by one change" if frame["is_measured"].any() else "Largest possible gain by one change",
         (
             Column("change", "change"),
             Column("how", "how"),

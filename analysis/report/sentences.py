@@ -33,7 +33,7 @@ from analysis.verdict.answer import unmeasured
 from analysis.verdict.bottleneck import NOISE
 from analysis.verdict.communication import late_ranks
 from analysis.verdict.lines.improve import MORE_CHANGES, none_applies
-from analysis.verdict.lines.scaling import without_breakdown, without_series
+from analysis.verdict.lines.scaling import fewer_and_faster, without_breakdown, without_series
 from analysis.verdict.lines.step import launching, skips_communication
 from analysis.verdict.lines.trust import FINDING_LABELS
 from analysis.verdict.next_steps import sentence as next_trial_sentence
@@ -49,6 +49,9 @@ from analysis.verdict.trust import (
 
 MOST_ACTIONS = 6
 
+_CAUSES = {"wait_s": "waiting for the slowest rank", "host_s": "the host", "load_s": "loading"}
+"""Causes of lost ranks as a part of a sentence, if their label is not."""
+
 _VISIBLE_GAIN = 1.005
 """Speed-up below which a gain would be stated as 0 %."""
 
@@ -58,7 +61,7 @@ _CAVEATS = {
     NO_SCALING: "No prediction for the fastest configuration: its measured scaling is uncertain by more than a factor "
     "of 2. Add repeats.",
     NETWORK: "Predicted as if all ranks were in one node, because no network between nodes was measured: "
-    "name one for predict with --interconnect.",
+    "state one with predict --interconnect.",
     NOT_RESOLVED: "Some predictions have no interval: it exceeds a factor of 2. Add repeats or sizes.",
 }
 
@@ -83,22 +86,16 @@ def scale(analysis: Analysis) -> list[str]:
 
 def _fewer_are_faster(analysis: Analysis) -> list[str]:
     """State that fewer ranks of the headline's series train faster than all of them, if they do."""
-    own = analysis.scaling[analysis.scaling["configuration"] == analysis.headline]
-    if own.empty:
+    best = None if analysis.headline is None else fewer_and_faster(analysis, analysis.headline)
+    if best is None:
         return []
-    members = analysis.scaling.loc[analysis.scaling["series"] == own["series"].iloc[0], "configuration"]
-    rates = analysis.configurations.loc[members.astype(int).unique()].dropna(subset="throughput_samples_per_s_high")
-    fewer = rates[rates["world_size"] < analysis.headline_row["world_size"]]
-    fewer = fewer[fewer["throughput_samples_per_s_low"] > analysis.headline_row["throughput_samples_per_s_high"]]
-    if fewer.empty:
-        return []
-    best = fewer.loc[fewer["throughput_samples_per_s"].astype(float).idxmax()]
-    few, all_ranks = (
-        value_label("world_size", int(row["world_size"]), study_ranks(analysis))
-        for row in (best, analysis.headline_row)
-    )
-    shown = (number(row["throughput_samples_per_s"], 0) for row in (best, analysis.headline_row))
-    return [f"{few} train faster than {all_ranks}: {' against '.join(shown)} samples/s."]
+    ranks, workload = study_ranks(analysis), analysis.headlines[0].shown
+    label = configuration_label(workload, workload, ranks)
+    both = (best, analysis.headline_row)
+    few, all_ranks = (value_label("world_size", int(row["world_size"]), ranks) for row in both)
+    shown = " against ".join(number(row["throughput_samples_per_s"], 0) for row in both)
+    verb = "trains" if best["world_size"] == 1 else "train"
+    return [f"{few} {verb}{f' {label}' if label else ''} faster than {all_ranks}: {shown} samples/s."]
 
 
 def _range(analysis: Analysis, rows: pd.DataFrame, kind: str) -> str | None:
@@ -154,7 +151,7 @@ def holds_back(analysis: Analysis) -> list[str]:
                 "Communication is unknown, because the profiler slows the steps too much: use a larger batch."
             )
         elif strategy:
-            sentences.append(f"{strategy} has no communication breakdown, so these parts contain it.")
+            sentences.append(f"{strategy} has no communication breakdown: these parts include its communication.")
         else:
             sentences.append("Communication was not measured separately: rerun with --set communication_steps=10.")
     if len(sentences) < 2 and (late := late_ranks(analysis)):
@@ -186,15 +183,16 @@ def largest_cause(lost_ranks: Mapping[str, float], lost: float) -> str:
         return "without a measured cause that matters"
     decimals = lost_decimals(lost)
     unexplained = number(remainder, decimals)
-    cause = f"{SLOWDOWN_LABELS[largest]} ({number(shown[largest], decimals)})"
+    cause = f"{_CAUSES.get(largest, SLOWDOWN_LABELS[largest])} ({number(shown[largest], decimals)})"
+    to = f"{'mainly' if shown[largest] >= lost / 2 else 'the largest part'} to {cause}"
     if remainder <= -lost:
         return f"but measured causes add up to more, {number(lost - remainder, decimals)}"
     if shown[largest] > lost:
-        return f"most to {cause}, less what other parts gain"
+        return f"{to}, less what other parts gain"
     if remainder < LEAST_LOST:
-        return f"most to {cause}"
+        return to
     if remainder < shown[largest]:
-        return f"most to {cause}; {unexplained} unexplained"
+        return f"{to}; {unexplained} unexplained"
     return f"{unexplained} of it unexplained; the largest measured cause is {cause}"
 
 
@@ -205,9 +203,8 @@ def change(analysis: Analysis) -> list[str]:
     gains = analysis.gains
     # a gain whose interval contains none is not stated; one without repeats has no interval
     measured = gains[gains["is_measured"] & (gains["gain"] >= _VISIBLE_GAIN) & ~(gains["gain_low"].astype(float) <= 1)]
+    measured = measured[measured["is_used"] | measured["is_open"]]
     workload = analysis.headlines[0].shown
-    own = analysis.configurations.loc[measured["configuration"].astype(int), list(workload)]
-    measured = measured[(own == pd.Series(workload)).all(axis=1).to_numpy()]
     bounds = gains[~gains["is_measured"].astype(bool)]
     bounds = bounds[~(bounds["gain"].astype(float) < largest_gain(NOISE))]
     sentences = []

@@ -36,7 +36,9 @@ def bounds(analysis: Analysis) -> str | None:
         return None
     fastest, text = None, []
     if len(best_configurations(configurations, analysis.axes, analysis.fields)) == 1:
-        fastest = int(configurations["throughput_samples_per_s"].astype(float).to_numpy().argmax())
+        rate = configurations["throughput_samples_per_s"].astype(float)
+        resolved = rate.mask(configurations["throughput_samples_per_s_more"].astype(float) > 0)
+        fastest = int((resolved if resolved.notna().any() else rate).fillna(0.0).to_numpy().argmax())
         if shares["bound"].iloc[fastest] is None:
             return None
         bound = _bound(shares.iloc[[fastest]], configurations.iloc[fastest])
@@ -45,7 +47,8 @@ def bounds(analysis: Analysis) -> str | None:
     if fastest is not None and len(known) == 1:
         return text[0]
     if len(counts) == 1:
-        return " ".join([*text, f"All {len(known)} configurations are bound by {WORDS[str(counts.index[0])].label}."])
+        all_of_them = "Both" if len(known) == 2 else f"All {len(known)}"
+        return " ".join([*text, f"{all_of_them} configurations are bound by {WORDS[str(counts.index[0])].label}."])
     listed = [
         f"{count} {'is' if count == 1 else 'are'} bound by {WORDS[str(kind)].label}" for kind, count in counts.items()
     ]

@@ -65,7 +65,7 @@ def card_of(analysis: ReportInputs, others: Sequence[Analysis] = ()) -> Card:
         trust=trust,
         lines=tuple(lines),
         missing_trials=missing,
-        planned_trials=None if record.planned_trials is None else len(record.planned_trials),
+        planned_trials=None if record.planned_trials is None else len(recorded.union(record.planned_trials)),
         resume_command=record.command if missing else "",
     )
 

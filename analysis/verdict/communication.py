@@ -9,7 +9,7 @@ from analysis.compare.communication_cost import AUDIT_BUDGET, flagged_trials
 from analysis.measure.communication import catches_up, most_late_s
 from analysis.study import Analysis, study_ranks
 from analysis.text import (
-    SLOWDOWN_LABELS,
+    cause_label,
     join,
     number,
     percent,
@@ -20,6 +20,9 @@ from analysis.text import (
 _WORTH_A_WORD = 0.02
 """Share of a step, and part of a slowdown, below which it is not mentioned."""
 
+_LEAST_BYTES = 2**20
+"""Gradients of a step below which the latency of an all-reduce decides, which says nothing about bandwidth."""
+
 
 def sentences(analysis: Analysis) -> list[str]:
     """Return sentences on the slowdown with more ranks, late ranks, exposed communication, and bandwidth reached."""
@@ -28,8 +31,10 @@ def sentences(analysis: Analysis) -> list[str]:
 
 
 def slowdown(analysis: Analysis) -> str | None:
-    """Break down the largest slowdown under weak scaling."""
+    """Break down the largest slowdown under weak scaling, relative to the step; unresolved series do not count."""
     rows = analysis.communication.slowdown
+    unresolved = analysis.scaling.loc[analysis.scaling["efficiency_more"] > 0, "configuration"]
+    rows = rows[~rows["configuration"].isin(unresolved)]
     if rows.empty:
         return None
     step_s = rows["reference"].map(analysis.configurations["step_s"])
@@ -38,8 +43,12 @@ def slowdown(analysis: Analysis) -> str | None:
         return None
     ranks = study_ranks(analysis)
     parts = row[list(CAUSES)].dropna().astype(float)
-    parts = parts[parts.abs() >= _WORTH_A_WORD * row["growth_s"]].sort_values(ascending=False)
-    listed = join([f"{_ms(value)} {SLOWDOWN_LABELS[str(name)]}" for name, value in parts.items()])
+    shown = parts[parts.abs() >= _WORTH_A_WORD * row["growth_s"]].sort_values(ascending=False)
+    smaller_s = float(parts.sum() - shown.sum())
+    smaller = [f"{_ms(smaller_s)} smaller causes"] if abs(smaller_s) >= 5e-5 else []
+    losses = [f"{_ms(value)} {cause_label(str(name), value)}" for name, value in shown.items() if value > 0]
+    gains = [f"{_ms(-value)} {cause_label(str(name), value)}" for name, value in shown.items() if value < 0]
+    listed = join([*losses, *smaller]) + (f", less {join(gains)}" if gains else "")
     remainder = row["remainder_s"]
     rest = (
         f"{_ms(remainder)} remain unexplained"
@@ -48,7 +57,8 @@ def slowdown(analysis: Analysis) -> str | None:
     )
     label = _label(analysis, row["configuration"], without=("world_size", "nodes"))
     return (
-        f"Largest slowdown{f' ({label})' if label else ''}: a step takes {_ms(row['growth_s'])} longer on "
+        f"Largest relative slowdown{f' ({label})' if label else ''}: a step takes {_ms(row['growth_s'])} "
+        f"({percent(row['share'])}) longer on "
         f"{value_label('world_size', int(row['world_size']), ranks)} than on "
         f"{value_label('world_size', int(row['reference_world_size']), ranks)}: {listed or 'no part is known'}; {rest}."
     )
@@ -75,8 +85,9 @@ def late_ranks(analysis: Analysis) -> str | None:
         text += f"; it waits {_ms(row['late_by_load_s'])} longer for its batch"
     if len(exposed_rows) == 1:
         return f"{text}."
-    measured = f"the {len(exposed_rows)} configurations whose communication was measured"
-    return f"{text}. A single rank is late in {len(rows)} of {measured}."
+    count = len(exposed_rows)
+    part = f"all {count}" if len(rows) == count else f"{len(rows)} of the {count}"
+    return f"{text}. A single rank is late in {part} configurations whose communication was measured."
 
 
 def exposed(analysis: Analysis) -> str | None:
@@ -104,8 +115,11 @@ def utilisation(analysis: Analysis) -> str | None:
     rows = analysis.communication.buckets.dropna(subset=["utilisation"])
     if rows.empty:
         return None
-    total_s = rows.groupby("configuration")[["ceiling_s", "wire_s"]].sum()
-    reached = total_s["ceiling_s"] / total_s["wire_s"]
+    total = rows.groupby("configuration")[["ceiling_s", "wire_s", "bytes"]].sum()
+    total = total[total["bytes"] >= _LEAST_BYTES]
+    if total.empty:
+        return None
+    reached = total["ceiling_s"] / total["wire_s"]
     low, high = percent(reached.min()), percent(reached.max())
     return (
         f"Gradient buckets transfer at {low if low == high else f'{low} to {high}'} of the measured all-reduce limit "

@@ -122,6 +122,13 @@ def _best_of_workload(analysis: Analysis, goal: str, scale: pd.Series, workload:
     for unit, rates in units_per_s(configurations, analysis.measured, analysis.fields).items():
         if goal == "throughput" and pd.notna(rate := rates.loc[workload.best]):
             text += f", {number(rate, 0)} {unit}/s"
+    unresolved = configurations[configurations["throughput_samples_per_s_more"].astype(float) > 0]
+    for name, own in workload.workload.items():
+        unresolved = unresolved[unresolved[name] == own]
+    rates = unresolved["throughput_samples_per_s"].astype(float) * scale.reindex(unresolved.index)
+    if rates.max() > value:
+        faster = int(unresolved.index.to_numpy()[rates.to_numpy().argmax()])
+        text += f"; {label(faster)} may be faster, but its rate is not resolved"
     if workload.runner_up is None:
         return f"{text}; nothing else was measured."
     if workload.more > 0:

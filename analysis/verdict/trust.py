@@ -304,7 +304,7 @@ def trust(analysis: Analysis) -> list[str]:
     unscaled = int((analysis.scaling["scaling"] == NEITHER).sum())
     if unscaled:
         lines.append(
-            f"{unscaled} of {len(configurations)} configurations belong to neither weak nor strong scaling: "
+            f"{part_of(unscaled, len(configurations), 'configurations')} part of neither weak nor strong scaling: "
             "no matching configuration ran on another number of ranks."
         )
     return lines

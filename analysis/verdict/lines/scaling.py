@@ -19,6 +19,9 @@ from analysis.verdict.lines.value import CardLine, Quantity, share_text
 MOST_CAUSES = 4
 """Maximum causes of lost ranks that are listed; the others are added up."""
 
+_LEAST_OPEN = 0.05
+"""Ranks that an interval allows to be lost, from which on "nothing" is not the full answer."""
+
 _CAUSE_WORDS = {
     "transfer_s": ("exposed transfer", "less exposed transfer"),
     "queueing_s": ("queueing for transfer", "less queueing"),
@@ -124,6 +127,9 @@ def lost(analysis: Analysis, subject: Subject) -> CardLine | None:
     shown = f"{number(total, decimals)} {one if abs(total) <= 1 else several}"
     if round(total, 2) <= 0:
         nothing = "nothing" if total < 0 else f"nothing measurable (less than 0.01 {one})"
+        if total_high >= _LEAST_OPEN:
+            high = number(total_high, lost_decimals(total_high))
+            nothing += f"; the interval allows {high} {one if total_high <= 1 else several}"
         return CardLine("lost", "lost", label_before(subject) + nothing, quantities)
     shown += f" of {subject.label}" if subject.label else ""
     if not parts:
@@ -132,6 +138,22 @@ def lost(analysis: Analysis, subject: Subject) -> CardLine | None:
     note = ", not significantly different from 0" if total_low <= 0 else ""
     causes = _sum(_named_parts(parts, decimals), decimals, analysis, subject)
     return CardLine("lost", "lost", f"{shown}{note}: {causes}", quantities)
+
+
+def fewer_and_faster(analysis: Analysis, configuration: int) -> pd.Series | None:
+    """Return the fastest configuration on fewer ranks of the same series that is significantly faster, if any."""
+    scaling, configurations = analysis.scaling, analysis.configurations
+    own = scaling[scaling["configuration"] == configuration]
+    if own.empty:
+        return None
+    row = configurations.loc[[configuration]].iloc[0]
+    members = scaling.loc[scaling["series"] == own["series"].iloc[0], "configuration"].astype(int).unique()
+    fewer = configurations.loc[members].dropna(subset="throughput_samples_per_s_high")
+    fewer = fewer[fewer["world_size"] < row["world_size"]]
+    fewer = fewer[fewer["throughput_samples_per_s_low"] > row["throughput_samples_per_s_high"]]
+    if fewer.empty:
+        return None
+    return fewer.sort_values("throughput_samples_per_s").iloc[-1]
 
 
 def _why_no_causes(subject: Subject) -> str:
@@ -143,7 +165,8 @@ def _why_no_causes(subject: Subject) -> str:
 def without_breakdown(row: pd.Series) -> str:
     """Return the strategy of a configuration if its causes of lost work cannot be measured, else an empty string."""
     strategy = row.get("parallel")
-    return strategy if isinstance(strategy, str) and not strategy.startswith("ddp") else ""
+    has_buckets = isinstance(strategy, str) and strategy.startswith("ddp") and strategy != "ddp_delayed"
+    return strategy if isinstance(strategy, str) and not has_buckets else ""
 
 
 def _key(name: str) -> str:

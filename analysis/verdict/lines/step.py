@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pandas as pd
 
@@ -10,9 +11,10 @@ from analysis.compare.bottleneck import WORDS, change_for, faster_compute, fewer
 from analysis.measure.configurations import units_per_s
 from analysis.measure.hardware import use
 from analysis.study import Analysis, study_ranks
-from analysis.text import GIB, join, number, percent, telling_label
+from analysis.text import GIB, join, number, percent, telling_label, value_label
 from analysis.verdict.bottleneck import NOISE
 from analysis.verdict.lines.improve import measured_advice
+from analysis.verdict.lines.scaling import fewer_and_faster
 from analysis.verdict.lines.subject import MOST_WORKLOADS, Subject, label_before
 from analysis.verdict.lines.value import CardLine, Quantity
 
@@ -70,12 +72,25 @@ def _regions(analysis: Analysis, subject: Subject) -> pd.Series:
 
 
 def do_next(analysis: Analysis, subject: Subject) -> CardLine | None:
-    """State the changes that `improve` measured, else the one with the largest upper bound.
+    """State the changes that `improve` measured, else fewer ranks if they train faster, and the largest upper bound.
 
     An upper bound is the gain from removing the largest part of the step besides compute.
     """
     if (measured := measured_advice(analysis.record.improvement)) is not None:
         return measured
+    line = _upper_bound(analysis, subject)
+    best = fewer_and_faster(analysis, subject.configuration)
+    if line is None or best is None:
+        return line
+    few = value_label("world_size", int(best["world_size"]), study_ranks(analysis))
+    start = label_before(subject)
+    verb = "trains" if best["world_size"] == 1 else "train"
+    text = f"{start}use {few}, which {verb} faster, or {line.text.removeprefix(start)}"
+    return replace(line, text=text)
+
+
+def _upper_bound(analysis: Analysis, subject: Subject) -> CardLine | None:
+    """State the change with the largest upper bound, and that bound."""
     shares = _regions(analysis, subject)
     row = subject.row
     kind = shares["bound"]

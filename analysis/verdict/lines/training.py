@@ -66,7 +66,8 @@ def _accuracy_lost(accuracy: Accuracy) -> CardLine | None:
     if pd.notna(row["failing_batch"]):
         ends = (-float(row[f"failing_difference{end}"]) for end in ("", "_high", "_low"))
         lost = Quantity.of("accuracy_lost", "1", *ends)
-        text = f"{lost.text(2, 100)} points at batch {number(row['failing_batch'], 0)}, {in_words(accuracy.plain)}"
+        batch = number(row["failing_batch"], 0)
+        text = f"{lost.text(2, 100)} points of accuracy at batch {batch}, {in_words(accuracy.plain)}"
         return CardLine("accuracy_lost", "lost", text, (lost,))
     if pd.isna(row["lossless_batch"]):
         return CardLine("accuracy_lost", "lost", "unknown: too few seeds to tell whether larger batches cost accuracy")

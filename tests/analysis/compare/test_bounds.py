@@ -152,7 +152,7 @@ def test_gradients_that_need_no_transfer_slow_nothing_down() -> None:
     assert parts["wire"] == pytest.approx(0.04 + 0.19)
     assert parts.to_dict().keys() == {"host", "load", "transfer", "wire", "wait", "idle"}
     assert parts.sum() + shares["compute"].iloc[0] == pytest.approx(1)
-    assert removed_words("wire", shares.iloc[0]).startswith(WORDS["wire"].takes + " and ")
+    assert removed_words("wire", shares.iloc[0]) != WORDS["wire"].takes
     assert removed_words("wire", regions(*configuration()).iloc[0]) == WORDS["wire"].takes
 
 
@@ -248,7 +248,7 @@ BUSY = (0.0, 0.05, 0.3, 0.05, 0.5, 0.1)
 def test_with_several_workloads_no_configuration_is_the_fastest(tmp_path: Path) -> None:
     trials = grid(GPU, model=["resnet18", "resnet50"])
     found = analyse(load(write_results(tmp_path / "r", trials, lambda _: {"step_s": 0.1, "shares": BUSY})))
-    assert bounds(found) == f"All 2 configurations are bound by {WORDS['compute'].label}."
+    assert bounds(found) == f"Both configurations are bound by {WORDS['compute'].label}."
 
 
 def test_unexplained_idle_time_is_not_suggested_as_a_change(tmp_path: Path) -> None:

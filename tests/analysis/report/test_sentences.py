@@ -1,19 +1,22 @@
 """Sentences of the report: what they may claim, and that they agree with the card."""
 
 import re
+from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 from analysis.compare.bottleneck import WORDS
 from analysis.compare.causes import SLOWDOWN_PARTS, visible_causes
 from analysis.figures.answers import lost_rows
 from analysis.predict.inputs import ReportInputs
-from analysis.report.answer_tables import MOST_ROWS, changes, outlook, shortened, workloads
+from analysis.report.answer_tables import MOST_ROWS, changes, outlook, scales, shortened, workloads
 from analysis.report.answer_tables import holds_back as held_back
 from analysis.report.sentences import actions, change, holds_back, largest_cause, more, scale
 from analysis.tables.accuracy import lossless_batch
 from analysis.text import lost_decimals, part_of
 from analysis.verdict.card import card_of
+from analysis.verdict.next_steps import best
 from tests.support.cards import committed_inputs
 
 
@@ -29,11 +32,11 @@ def lost(**seconds: float) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("parts", "expected"),
     [
-        (lost(transfer_s=0.15, remainder_s=0.001), "most to exposed transfer (0.150)"),
-        (lost(transfer_s=0.15, remainder_s=0.05), "most to exposed transfer (0.150); 0.050 unexplained"),
+        (lost(transfer_s=0.15, remainder_s=0.001), "mainly to exposed transfer (0.150)"),
+        (lost(transfer_s=0.15, remainder_s=0.05), "mainly to exposed transfer (0.150); 0.050 unexplained"),
         (
             lost(wait_s=0.05, remainder_s=0.15),
-            "0.150 of it unexplained; the largest measured cause is wait for slowest rank (0.050)",
+            "0.150 of it unexplained; the largest measured cause is waiting for the slowest rank (0.050)",
         ),
         (lost(transfer_s=0.001, remainder_s=0.2), "without a measured cause that matters"),
     ],
@@ -53,7 +56,7 @@ def test_no_cause_is_named_if_measured_causes_exceed_what_is_lost_by_more_than_t
 
 def test_a_cause_larger_than_the_loss_is_not_a_part_of_it() -> None:
     assert largest_cause(lost(wait_s=0.285, slower_compute_s=-0.115, remainder_s=0.039), 0.209) == (
-        "most to wait for slowest rank (0.285), less what other parts gain"
+        "mainly to waiting for the slowest rank (0.285), less what other parts gain"
     )
     sentence = next(sentence for sentence in holds_back(study_named("inception")) if "lost" in sentence)
     assert "lost (not significantly different from 0)" in sentence
@@ -79,12 +82,12 @@ def test_a_gain_that_the_cards_configuration_already_has_is_no_advice() -> None:
     assert used.headline_row["precision"] == "bf16"
     assert change(used)[0].startswith("Measured, and already used: bf16 instead of fp32")
     assert change(used)[-1].startswith("Measure communication")
-    assert change(study_named("gpt2-scaling"))[0].startswith("Measured: accumulation steps ")
+    assert change(study_named("gpt2-scaling"))[0].startswith("Measured, and already used: accumulation steps 2 ")
 
 
 def test_advice_for_one_of_several_workloads_was_measured_with_it() -> None:
     study = study_named("everything")
-    assert "mlp" in study.gains["configuration"].map(study.configurations["model"]).to_numpy()
+    assert set(study.gains["configuration"].map(study.configurations["model"])) == {"mlstm1024"}
     sentences = change(study)
     assert sentences[0] == "This is about mlstm1024, text_sample, sequence length 16."
     assert not [sentence for sentence in sentences if "Measured" in sentence]
@@ -102,7 +105,8 @@ def test_a_report_says_if_fewer_gpus_train_faster() -> None:
 
 def test_a_strategy_without_breakdown_is_not_told_to_measure_one() -> None:
     assert (
-        holds_back(study_named("averaging-4gpu"))[-1] == "dp has no communication breakdown, so these parts contain it."
+        holds_back(study_named("averaging-4gpu"))[-1]
+        == "dp has no communication breakdown: these parts include its communication."
     )
 
 
@@ -119,7 +123,8 @@ def test_a_gain_that_is_not_significant_is_not_advice() -> None:
 
 
 def test_a_long_table_of_changes_says_how_many_it_has() -> None:
-    study = study_named("everything")
+    study = replace(study_named("storage-order"))
+    study.__dict__["gains"] = pd.concat([study.gains] * 2, ignore_index=True)  # as if there were more of them
     assert len(study.gains) > MOST_ROWS
     assert changes(study).note == f"The first {MOST_ROWS} of {len(study.gains)} rows."
 
@@ -168,6 +173,64 @@ def test_wide_differences_in_accuracy_ask_for_more_seeds_and_lower_trust() -> No
     assert [line for line in actions(study) if line.startswith("Run more seeds: ")]
     assert "differences in accuracy ±" in card_of(study).trust.reason
     assert not [line for line in actions(study_named("accuracy")) if "seeds" in line]
+
+
+def test_advice_starts_from_what_the_cards_configuration_uses() -> None:
+    gains = study_named("mlstm-executions").gains.set_index("change")
+    graph = gains.loc["execution graph"].to_dict()
+    assert graph["gain"] > 1.4
+    assert not graph["is_used"] and not graph["is_open"], "it gains over eager, the card compiles"
+    assert change(study_named("mlstm-executions"))[0].startswith("Measured, and already used: execution compile ")
+
+
+def test_changes_were_measured_with_the_cards_workload() -> None:
+    study = study_named("sharding-4gpu")
+    measured = study.gains[study.gains["is_measured"]]
+    models = study.configurations.loc[measured["configuration"].astype(int), "workload"]
+    assert set(models) == {study.headlines[0].shown["workload"]}
+
+
+def test_fewer_ranks_that_train_faster_are_the_first_advice() -> None:
+    for name, start in (("averaging-4gpu", "use 2 GPUs, which train faster, or "), ("averaging-horovod", "use 1 CPU ")):
+        line = card_of(study_named(name)).line("do_next")
+        assert line is not None and line.text.startswith(start)
+
+
+def test_nothing_is_lost_only_as_far_as_the_interval_allows() -> None:
+    line = card_of(study_named("default-grid")).line("lost")
+    assert line is not None and line.text == "nothing; the interval allows 0.256 GPU"
+
+
+def test_missing_trials_are_a_part_of_all_trials_of_the_folder() -> None:
+    study = study_named("default-models-4gpu")
+    card = card_of(study)
+    assert card.planned_trials == len(study.results.trials) + card.missing_trials
+
+
+def test_a_table_of_many_series_has_the_best_and_worst_of_each_kind() -> None:
+    study = study_named("default-4gpu")
+    rows = scales(study).frame
+    assert len(rows) == MOST_ROWS
+    several = study.scaling[study.scaling["world_size"] == 4]
+    for kind, series in several[~(several["efficiency_more"] > 0)].groupby("scaling"):
+        shown = rows.loc[rows["scaling"] == kind, "efficiency"]
+        assert (shown.min(), shown.max()) == (series["efficiency"].min(), series["efficiency"].max())
+
+
+def test_a_host_that_bounds_a_step_for_an_unknown_time_is_part_of_its_table() -> None:
+    part = held_back(study_named("averaging-4gpu")).frame.iloc[0]
+    assert part["part"].endswith(", and waiting for the host")
+    assert "DDP in place of DataParallel" in part["how"]
+
+
+def test_a_rate_that_is_not_resolved_may_be_the_best() -> None:
+    text = best(study_named("interconnect/1gbit"), "throughput")
+    assert "1 CPU rank, batch 8 per CPU rank may be faster, but its rate is not resolved" in text
+
+
+def test_a_delayed_all_reduce_is_not_told_to_measure_buckets() -> None:
+    line = card_of(study_named("averaging")).line("lost")
+    assert line is not None and "(ddp_delayed has no communication breakdown)" in line.text
 
 
 def test_a_reference_batch_is_not_called_lossless_without_saying_that_it_is_the_reference() -> None:

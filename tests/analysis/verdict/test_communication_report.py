@@ -43,7 +43,7 @@ def late(directory: Path, base: dict[str, Any] = GPU, **axes: Any) -> Path:
 def test_sentences_report_slowdown_late_rank_exposed_time_and_bandwidth(tmp_path: Path) -> None:
     found = with_models(analyse(load(late(tmp_path / "results"))))
     slowdown, late_rank, exposed, utilisation = (line.replace("\u00a0", " ") for line in sentences(found))
-    assert "25.0 ms longer on 2 GPUs than on 1 GPU" in slowdown
+    assert "25.0 ms (25 %) longer on 2 GPUs than on 1 GPU" in slowdown
     listed = dict(reversed(part.split(" ms ")) for part in re.findall(r"-?[\d.]+ ms [a-z ]+?(?=,| and|;)", slowdown))
     assert float(listed[SLOWDOWN_LABELS["wait_s"]]) == pytest.approx(20 * 125 / 121.1, abs=0.1), "of a plain step"
     assert float(listed[SLOWDOWN_LABELS["transfer_s"]]) == pytest.approx(1.1 * 125 / 121.1, abs=0.1)
@@ -74,7 +74,7 @@ def test_slowdown_without_communication_breakdown_is_explained_by_phases(tmp_pat
 
     trials = grid(GPU, world_size=[1, 2], parallel=["ddp", "dp"])
     found = with_models(analyse(load(write_results(tmp_path / "results", trials, law, spread=0.0))))
-    assert sentences(found)[0].startswith("Largest slowdown (ddp)")
+    assert sentences(found)[0].startswith("Largest relative slowdown (ddp)")
     loss, phase = limits(found)[-1].split(". ")
     assert "(dp)" in loss and "100.4 ms longer on 2 GPUs" in loss
     assert phase.endswith(" backward, by 60.2 ms.")
