@@ -61,15 +61,15 @@ def facts_line(analysis: Analysis) -> list[str]:
 def trained(analysis: Analysis) -> tuple[str, str, str]:
     """Return models, data and devices of the done trials, each empty if unknown or if no trial is done.
 
-    The models of the card come first.
+    The models of the card come first, in its order.
     """
     trials = analysis.results.trials
     done = trials[trials["status"] == "done"]
     if done.empty:
         return "", "", ""
     trial_ids = analysis.configurations["trial_ids"].to_dict()
-    of_card = {trial for each in analysis.headlines for trial in trial_ids[each.configuration]}
-    done = done.loc[(~done["trial_id"].isin(of_card)).sort_values(kind="stable").index]
+    place = {trial: i for i, each in enumerate(analysis.headlines) for trial in trial_ids[each.configuration]}
+    done = done.loc[done["trial_id"].map(place).sort_values(kind="stable", na_position="last").index]
     own = done["workload"].fillna("") if "workload" in done else pd.Series("", index=done.index)
     models = own.str.rpartition(":")[2].where(own != "", done.get("model", ""))
     names = [_several(models), _several(done["dataset"][own == ""]) if "dataset" in done else ""]

@@ -16,6 +16,7 @@ from analysis.report.sentences import actions, change, holds_back, largest_cause
 from analysis.tables.accuracy import lossless_batch
 from analysis.text import lost_decimals, part_of
 from analysis.verdict.card import card_of
+from analysis.verdict.facts import facts_line
 from analysis.verdict.next_steps import best
 from tests.support.cards import committed_inputs
 
@@ -226,6 +227,10 @@ def test_a_host_that_bounds_a_step_for_an_unknown_time_is_part_of_its_table() ->
 def test_a_rate_that_is_not_resolved_may_be_the_best() -> None:
     text = best(study_named("interconnect/1gbit"), "throughput")
     assert "1 CPU rank, batch 8 per CPU rank may be faster, but its rate is not resolved" in text
+
+
+def test_the_model_of_the_card_is_the_first_in_the_line_of_facts() -> None:
+    assert facts_line(study_named("communication"))[0].startswith("vgg19, resnet50, ")
 
 
 def test_a_delayed_all_reduce_is_not_told_to_measure_buckets() -> None:
