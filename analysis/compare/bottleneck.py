@@ -149,6 +149,11 @@ def removed_words(part: str, shares: pd.Series) -> str:
     return _ALL_TRANSFER if part == "wire" and shares["contention"] >= LEAST_SHOWN else WORDS[part].takes
 
 
+def is_exposed_only(part: str, shares: pd.Series) -> bool:
+    """Return True if a part of `removable` lacks the compute that it slows down, which is unknown. shares: its row."""
+    return part == "wire" and bool(shares["slower_unknown"])
+
+
 def _growth(slowdown: pd.DataFrame, step_s: pd.Series) -> pd.Series:
     """Return how much longer a step lasts than on one rank, as a share of the step; infinite if unknown."""
     growth = pd.Series(math.inf, index=step_s.index)
@@ -287,7 +292,7 @@ def _bounds(shares: pd.DataFrame, row: pd.Series) -> list[dict[str, object]]:
                     "change": f"no {removed_words(str(name), shares.iloc[0])}",
                     "how": change_for(str(name), row),
                     "gain": gain if math.isfinite(gain) else None,
-                    "is_partial": name == "wire" and bool(shares["slower_unknown"].iloc[0]),
+                    "is_partial": is_exposed_only(str(name), shares.iloc[0]),
                     "configuration": shares.index[0],
                 }
             )

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import pandas as pd
 
 from analysis.checks.finding import Finding
-from analysis.compare.accuracy import RELEVANT_LOSS
 from analysis.compare.best import without_emulated
 from analysis.compare.bottleneck import WORDS, faster_compute, fewer_launches, largest_gain
 from analysis.compare.causes import LEAST_LOST, visible_causes
@@ -28,7 +27,7 @@ from analysis.text import (
     sizes_to_measure,
     value_label,
 )
-from analysis.verdict.accuracy import difference_half_width
+from analysis.verdict.accuracy import wide_half_width
 from analysis.verdict.answer import unmeasured
 from analysis.verdict.bottleneck import NOISE
 from analysis.verdict.communication import late_ranks
@@ -323,8 +322,8 @@ def _repeats(known: Intervals) -> list[str]:
 
 def _seeds(analysis: Analysis) -> list[str]:
     """Ask for more seeds if differences in accuracy are known worse than they matter."""
-    half_width = None if analysis.accuracy is None else difference_half_width(analysis.accuracy)
-    if half_width is None or half_width <= RELEVANT_LOSS:
+    half_width = wide_half_width(analysis.accuracy)
+    if half_width is None:
         return []
     return [
         f"Run more seeds: the median interval of a difference in accuracy is ±{number(100 * half_width, 1)} points."

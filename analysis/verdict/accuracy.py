@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from analysis.compare.accuracy import Accuracy, goodput
+from analysis.compare.accuracy import RELEVANT_LOSS, Accuracy, goodput
 from analysis.compare.recipes import NOTHING, in_words
 from analysis.compare.report_epoch import report_epoch_rows
 from analysis.measure.noise_scale import PERIODS
@@ -77,6 +77,12 @@ def difference_half_width(accuracy: Accuracy) -> float | None:
     cells = accuracy.cells[accuracy.cells["n"] > 0]
     half_width = float((cells["difference_high"] - cells["difference_low"]).median() / 2)
     return half_width if math.isfinite(half_width) else None
+
+
+def wide_half_width(accuracy: Accuracy | None) -> float | None:
+    """Return `difference_half_width` if differences are known worse than they matter; None if not, or if unknown."""
+    half_width = None if accuracy is None else difference_half_width(accuracy)
+    return half_width if half_width is not None and half_width > RELEVANT_LOSS else None
 
 
 def _non_finite(epochs: pd.DataFrame) -> list[str]:

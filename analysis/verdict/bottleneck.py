@@ -9,6 +9,7 @@ from analysis.compare.bottleneck import (
     WORDS,
     change_for,
     fewer_launches,
+    is_exposed_only,
     issue_ratio,
     largest_gain_text,
     removable,
@@ -90,7 +91,7 @@ def _bound(of_one: pd.DataFrame, row: pd.Series) -> str:
     else:
         shown = f"{words.label}: {words.takes} takes {percent(share)} of a step"
     part = "wire" if kind == "contention" else kind
-    of = " for what is exposed" if part == "wire" and shares["slower_unknown"] else ""
+    of = " for what is exposed" if is_exposed_only(part, shares) else ""
     return f"{shown}. Suggested change: {change} ({largest_gain_text(float(parts[part]))}{of})."
 
 

@@ -7,7 +7,15 @@ from dataclasses import replace
 import pandas as pd
 
 from analysis.compare.batch_size import OUT_OF_MEMORY
-from analysis.compare.bottleneck import WORDS, change_for, faster_compute, fewer_launches, largest_gain, removable
+from analysis.compare.bottleneck import (
+    WORDS,
+    change_for,
+    faster_compute,
+    fewer_launches,
+    is_exposed_only,
+    largest_gain,
+    removable,
+)
 from analysis.measure.configurations import units_per_s
 from analysis.measure.hardware import use
 from analysis.study import Analysis, study_ranks
@@ -117,7 +125,7 @@ def _gain(share: float, part: str, shares: pd.Series) -> tuple[Quantity, str]:
     gain = largest_gain(share)
     if math.isinf(gain):
         return Quantity("largest_possible_speed_up", None, "1"), "no upper bound, since this takes the entire step"
-    of = " of what is exposed" if part == "wire" and shares["slower_unknown"] else ""
+    of = " of what is exposed" if is_exposed_only(part, shares) else ""
     return Quantity("largest_possible_speed_up", gain, "1"), f"up to +{percent(gain - 1)} (upper bound{of})"
 
 

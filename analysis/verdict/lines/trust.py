@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 
 from analysis.checks.pause import PAUSED
-from analysis.compare.accuracy import RELEVANT_LOSS
 from analysis.compare.communication_cost import flagged_trials
 from analysis.read.environment import done_environments
 from analysis.study import Analysis
 from analysis.text import MISSING, number, percent
-from analysis.verdict.accuracy import difference_half_width
+from analysis.verdict.accuracy import difference_half_width, wide_half_width
 from analysis.verdict.lines.value import Quantity, Trust
 from analysis.verdict.own_code import separate_trials
 from analysis.verdict.trust import TOO_GOOD, WIDE_INTERVAL, HostCaveats, commits
@@ -78,7 +77,7 @@ def trust_in(
 def trust_in_accuracy(analysis: Analysis, others: Sequence[Analysis] = ()) -> Trust:
     """Judge the accuracies of trainings by their seeds; see `trust_in` for the levels.
 
-    poor: one seed, or half an interval above `POOR_POINTS`. fair: above `RELEVANT_LOSS`.
+    poor: one seed, or half an interval above `POOR_POINTS`. fair: above `compare.accuracy.RELEVANT_LOSS`.
     """
     accuracy = analysis.accuracy
     assert accuracy is not None, "only studies that train"
@@ -94,16 +93,14 @@ def trust_in_accuracy(analysis: Analysis, others: Sequence[Analysis] = ()) -> Tr
     reason = _reason([f"{fewest} seeds{width}", *caveats])
     if half_width is not None and half_width > POOR_POINTS:
         return Trust(POOR, reason)
-    is_wide = half_width is not None and half_width > RELEVANT_LOSS
+    is_wide = wide_half_width(accuracy) is not None
     return Trust(FAIR if fewest < FEWEST_GROUPS or is_wide or caveats else GOOD, reason)
 
 
 def _of_accuracy(analysis: Analysis) -> list[str]:
     """Return a caveat if the study also trains, and its differences in accuracy are known worse than they matter."""
-    half_width = None if analysis.accuracy is None else difference_half_width(analysis.accuracy)
-    if half_width is None or half_width <= RELEVANT_LOSS:
-        return []
-    return [f"differences in accuracy ±{number(100 * half_width, 2)} points"]
+    half_width = wide_half_width(analysis.accuracy)
+    return [] if half_width is None else [f"differences in accuracy ±{number(100 * half_width, 2)} points"]
 
 
 def _count(groups: int) -> str:
