@@ -79,7 +79,7 @@ def _step(job: dict[str, Any], device: torch.device, group: Any) -> Callable[[],
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True, capturable=graphed
     )
-    amp = torch.bfloat16 if job["precision"] == "bf16" else None
+    amp = torch.bfloat16 if job["precision"].startswith("bf16") else None
 
     def step() -> None:
         with torch.autocast(device.type, amp) if amp else contextlib.nullcontext():

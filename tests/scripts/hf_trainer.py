@@ -24,7 +24,7 @@ def main():
         output_dir=tempfile.mkdtemp(),
         per_device_train_batch_size=4,
         gradient_accumulation_steps=2,
-        max_steps=60,
+        max_steps=200,
         eval_strategy="steps",
         eval_steps=15,
         logging_steps=10,
