@@ -19,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 SMALL: dict[str, str] = {
+    "truth.accepted": "--small",
     "truth.blind": "predict benchmarks/results/default-2gpu",
     "truth.communication": "--device cpu --models mlp --batches 4 --out {results}/communication",
     "cost.analysis": "--trials 200 --repeats 1",

@@ -24,20 +24,17 @@ from benchmarks.harness.common import figure, write_summary
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WHOLE, PARTS = ROOT / "tests/scripts", ROOT / "tests/trainables/probe/scripts"
-SCRIPTS: dict[str, tuple[Path, tuple[str, ...]]] = {
-    "transformers.Trainer": (WHOLE / "hf_trainer.py", ()),
-    "lightning.Trainer": (WHOLE / "lightning_trainer.py", ("--devices", "{gpus}")),
-    "accelerate": (WHOLE / "accelerate_loop.py", ()),
+SCRIPTS: dict[str, tuple[Path, str]] = {
+    "transformers.Trainer": (WHOLE / "hf_trainer.py", ""),
+    "lightning.Trainer": (WHOLE / "lightning_trainer.py", "--devices {gpus}"),
+    "accelerate": (WHOLE / "accelerate_loop.py", ""),
     "minimal GPT": (
         WHOLE / "mini_gpt.py",
-        tuple(
-            "--n_layer=12 --n_head=12 --n_embd=768 --vocab_size=50304 --block_size=1024 --batch_size=8"
-            " --max_iters=400".split()
-        ),
+        "--n_layer=12 --n_head=12 --n_embd=768 --vocab_size=50304 --block_size=1024 --batch_size=8 --max_iters=400",
     ),
-    "ImageNet example": (WHOLE / "imagenet.py", tuple("-a resnet50 -b {batch} -j 4 --epochs 40".split())),
-    "FSDP2": (PARTS / "fsdp2.py", ()),
-    "GAN": (PARTS / "gan.py", ()),
+    "ImageNet example": (WHOLE / "imagenet.py", "-a resnet50 -b {batch} -j 4 --epochs 40"),
+    "FSDP2": (PARTS / "fsdp2.py", ""),
+    "GAN": (PARTS / "gan.py", ""),
 }
 """script, and its arguments. {gpus}: number of ranks. {batch}: 16 per rank."""
 
@@ -65,12 +62,12 @@ def main() -> None:
 def measured(name: str, size: int, timeout_s: float) -> dict[str, Any]:
     """Run a script on `size` ranks through the command, and return what the study measured of it."""
     script, arguments = SCRIPTS[name]
-    given = [argument.format(gpus=size, batch=16 * size) for argument in arguments]
+    given = arguments.format(gpus=size, batch=16 * size).split()
     asked = ["run", "--script", str(script.relative_to(ROOT)), "--gpus", str(size), "--repeats", "1", "--steps", "20"]
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="accepted-") as folder:
         command = [sys.executable, "-m", "study.scaling", *asked, "--out", folder, "--", *given]
-        sample = {"script": name, "size": size, "arguments": given}
+        sample = {"script": name, "size": size, "arguments": " ".join(given)}
         try:
             done = subprocess.run(
                 command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
