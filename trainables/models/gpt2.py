@@ -78,7 +78,10 @@ class Block(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map [n, t, width] to the same shape."""
         projected = self.attention_in(self.attention_norm(hidden))
-        query, key, value = projected.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # each [n, heads, t, d]
+        # each [n, heads, t, d]; chunks, because the gradient of a permutation of all three is copied twice in eager mode
+        query, key, value = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in projected.chunk(3, dim=-1)
+        )
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         hidden = hidden + self.attention_out(mixed.transpose(1, 2).flatten(2))
         inner = functional.gelu(self.perceptron_in(self.perceptron_norm(hidden)), approximate=self.gelu)
