@@ -88,7 +88,26 @@ def _buckets() -> tuple[Value, Value, Value]:
     return number(between_ms[0]), number(between_ms[1]), number(ready_ms[1].iloc[0] - ready_ms[0].iloc[0])
 
 
+def _accepted_rows() -> list[tuple[str | Cell, ...]]:
+    """Return what was measured of each script: its steps, samples per step, and milliseconds of step and phases."""
+    rows: list[tuple[str | Cell, ...]] = []
+    for row in samples("accepted-1gpu"):
+        steps = figure("accepted-1gpu", f"{row['script']}, 1 rank: plain steps")
+        times = [number(1e3 * row[f"{name}_s"]) for name in ("step", "forward", "backward", "optimizer")]
+        arguments = f"`{row['arguments']}`" if row["arguments"] else "none"
+        rows.append(
+            (row["script"], arguments, cell("{:0v}", steps), *(cell("{:1v}", each) for each in times), yes_no(steps))
+        )
+    return rows
+
+
 ENTRIES: Entries = [
+    shows(
+        "accepted-1gpu",
+        ("script", "arguments", "plain steps", "step, ms", "forward", "backward", "optimizer", "goal met"),
+        _accepted_rows(),
+    ),
+    stated("none of the 20 plain steps asked for", "setting"),
     shows("others", ("compared with", *CASES, "goals met"), [*(_tool_row(*tool) for tool in TOOLS), _sweep_row()]),
     stated(
         "goal: steps and all-reduces within 5 %, exposed time within 10 % or 0.2 ms of the Logger's and within 5 %",
