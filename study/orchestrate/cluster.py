@@ -74,7 +74,7 @@ def connect(
         import ray
 
         with _failures_explained(target):
-            context = _join(target.address, messages) if target.address else start_local(variables)
+            context = _join(target.address, messages) if target.address else start_local(variables, say)
         try:
             with nullcontext() if target.address else reaper(context.address_info["session_dir"]):
                 with _failures_explained(target):

@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,12 @@ from trainables.scratch import (
 
 LONGEST_SOCKET = "/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store"
 """the longest socket of Ray below its temporary folder"""
+
+TOO_BUSY = "The current node timed out during startup"
+"""Ray's message if a node has not started within 30 s"""
+
+MOST_STARTS = 3
+"""times that a local Ray is started if the host is too busy for that limit"""
 
 
 def set_environment() -> None:
@@ -64,23 +70,40 @@ def keep_bytecode(packages: Sequence[str] = ("ray", "torch")) -> None:
             return
 
 
-def start_local(variables: Mapping[str, str]) -> Any:
-    """Start a local Ray whose processes have these variables. Return Ray's context. Raises ClusterError."""
+def start_local(variables: Mapping[str, str], say: Callable[[str], None]) -> Any:
+    """Start a local Ray whose processes have these variables. Return Ray's context. Raises ClusterError.
+
+    A busy host can exceed the 30 s that Ray gives a node, which no variable changes in Ray 2.60. The processes of such
+    a start are killed, and Ray starts again. say: is called with a warning then.
+    """
+    make_token()
+    within = os.environ.get("RAY_TMPDIR")
+    folder = Path(within) / "ray" if within else temporary_folder()  # as Ray chooses
+    for number in range(1, MOST_STARTS + 1):
+        try:
+            with _temporary_files_of_servers(), variables_set(variables):
+                return _started(folder)
+        except Exception as error:  # Ray raises bare Exceptions
+            if TOO_BUSY not in str(error) or number == MOST_STARTS:
+                raise
+            say("warning: Ray did not start within its limit, perhaps because this host is busy; it starts again")
+            for session in folder.glob(f"session_*_{os.getpid()}"):
+                kill_session(str(session))
+
+
+def _started(folder: Path) -> Any:
     import ray
 
-    make_token()
-    folder = None if os.environ.get("RAY_TMPDIR") else str(temporary_folder())
-    with _temporary_files_of_servers(), variables_set(variables):
-        return ray.init(
-            address="local",
-            num_cpus=count_cpus(),
-            num_gpus=count_gpus(),
-            include_dashboard=True,  # Ray Train frees a stopped trial's resources through the dashboard's state API
-            dashboard_host="127.0.0.1",
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=folder,
-        )
+    return ray.init(
+        address="local",
+        num_cpus=count_cpus(),
+        num_gpus=count_gpus(),
+        include_dashboard=True,  # Ray Train frees a stopped trial's resources through the dashboard's state API
+        dashboard_host="127.0.0.1",
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        _temp_dir=str(folder),
+    )
 
 
 @contextmanager

@@ -13,8 +13,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support.command import MOST_STARTS
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 SETTINGS = {
     "RAY_metrics_report_interval_ms": "1000",  # instead of 10 s
@@ -24,20 +22,7 @@ SETTINGS = {
 
 @contextlib.contextmanager
 def started() -> Iterator[str]:
-    """Start Ray in a separate process, yield its address, and stop it afterwards.
-
-    A host that runs other tests can exceed the 30 s that Ray gives a node to start, so there are three attempts.
-    """
-    with contextlib.ExitStack() as stack:
-        addresses = (stack.enter_context(_attempt()) for _ in range(MOST_STARTS))
-        address = next(filter(None, addresses), "")
-        assert address, "Ray did not start"
-        yield address
-
-
-@contextlib.contextmanager
-def _attempt() -> Iterator[str]:
-    """Start Ray once, and yield its address, or an empty string if it does not start."""
+    """Start Ray in a separate process, yield its address, and stop it afterwards."""
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.local_ray"],
@@ -46,7 +31,9 @@ def _attempt() -> Iterator[str]:
         )  # fmt: skip
         assert process.stdin and process.stdout
         try:
-            yield process.stdout.readline().strip()
+            address = process.stdout.readline().strip()
+            assert address, "Ray did not start"
+            yield address
         finally:
             process.stdin.close()
             process.wait(60)

@@ -17,7 +17,8 @@ from ray.cluster_utils import Cluster
 from study.orchestrate.cluster import connect
 from study.orchestrate.discovery.address import ClusterError
 from study.orchestrate.local_ray import keep_bytecode, make_token
-from tests.support.command import Command, finished
+from study.orchestrate.processes.watch import servers_of
+from tests.support.command import ROOT, Command, finished
 from trainables.scratch import VARIABLE
 
 pytestmark = pytest.mark.xdist_group("own ray")
@@ -116,3 +117,47 @@ def test_a_local_ray_leaves_no_temporary_file_outside_the_folder_of_studies() ->
         (of_studies,) = Path(folder).iterdir()
         assert of_studies.name.startswith("scaling-study-")
         assert {path.name for path in of_studies.iterdir()} <= {"ray", "lock", "logs", "bytecode"}
+
+
+MISSES_ITS_LIMIT = """
+import sys
+from study.orchestrate.cluster import connect
+from study.orchestrate.local_ray import TOO_BUSY, set_environment
+
+set_environment()
+import ray._private.services as services
+
+get_node, calls = services.get_node, []
+
+def late_once(*arguments):
+    calls.append(arguments)
+    if len(calls) == 1:
+        raise Exception(f"{TOO_BUSY}.")  # Ray would wait 30 s
+    return get_node(*arguments)
+
+services.get_node = late_once
+with connect("local", print):
+    import ray
+
+    assert ray.get(ray.remote(lambda: 7).remote()) == 7
+    print("session", ray._private.worker._global_node.get_session_dir_path(), flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_local_ray_that_misses_its_limit_starts_again_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder:  # below `tmp_path`, paths of sockets would be too long
+        process = subprocess.Popen(
+            [sys.executable, "-c", MISSES_ITS_LIMIT], cwd=ROOT, env=os.environ | {"RAY_TMPDIR": folder},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stdin and process.stdout
+        warning, session = process.stdout.readline(), process.stdout.readline()
+        assert warning.startswith("warning: Ray did not start within its limit")
+        used = Path(session.removeprefix("session ").strip())
+        late, started = sorted(used.parent.glob(f"session_*_{process.pid}"))
+        assert started == used
+        assert servers_of(str(used / "logs"))
+        assert servers_of(str(late / "logs")) == []
+        process.stdin.close()
+        assert process.wait(60) == 0
