@@ -374,7 +374,7 @@ def test_answer_states_efficiency_best_configuration_and_its_bound(tmp_path: Pat
     assert "batch 8 per GPU, 1 GPU: it needs 10.0 ms" in host
     assert "2.1 times the 4.9 ms" in host and "busy for 50\u00a0%" in host
     assert "a larger batch, compilation or CUDA graphs" in host
-    assert "(batch 8 per GPU): a step takes 10.0 ms longer on 2 GPUs" in growth
+    assert "(batch 8 per GPU): a step with instruments takes 10.0 ms longer on 2 GPUs" in growth
     assert "backward, by 6.0 ms" in growth
     assert growth.endswith("grows by 10.0 ms.")
 
