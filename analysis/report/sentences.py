@@ -37,14 +37,8 @@ from analysis.verdict.lines.step import launching, skips_communication
 from analysis.verdict.lines.trust import FINDING_LABELS
 from analysis.verdict.next_steps import sentence as next_trial_sentence
 from analysis.verdict.own_code import separate_trials, slowed_traces
-from analysis.verdict.trust import (
-    WIDE_INTERVAL,
-    HostCaveats,
-    Intervals,
-    intervals,
-    superlinear,
-    without_throughput,
-)
+from analysis.verdict.repeats import WIDE_INTERVAL, Intervals, intervals
+from analysis.verdict.trust import TOO_GOOD, HostCaveats, superlinear, without_throughput
 
 MOST_ACTIONS = 6
 
@@ -278,7 +272,10 @@ def actions(analysis: Analysis) -> list[str]:
     lines = [] if configurations.empty else _repeats(intervals(configurations))
     lines += _seeds(analysis)
     if superlinear(analysis):
-        lines.append("Find out why scaling is better than ideal before using it: the reference was probably slow.")
+        lines.append(
+            f"Find out why scaling is better than ideal by more than {percent(TOO_GOOD)} before using it: "
+            "the reference was probably slow."
+        )
     if without_throughput(analysis):
         lines.append("Check the trials without throughput, which are excluded.")
     if separate_trials(analysis):

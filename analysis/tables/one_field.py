@@ -166,7 +166,7 @@ def settings(analysis: Analysis) -> Table:
             *(others if len(others) > 1 else ()),
             _THROUGHPUT,
             _REFERENCE,
-            _ratio(),
+            _ratio(analysis),
             N_COLUMN,
         ),
         frame,
@@ -248,7 +248,7 @@ def _table(analysis: Analysis, comparison: _Comparison, more: pd.DataFrame | Non
             Column(comparison.field, label),
             _THROUGHPUT,
             _REFERENCE,
-            _ratio(),
+            _ratio(analysis),
             *comparison.columns,
             N_COLUMN,
         ),
@@ -258,11 +258,17 @@ def _table(analysis: Analysis, comparison: _Comparison, more: pd.DataFrame | Non
     )
 
 
-def _ratio() -> Column:
+def _ratio(analysis: Analysis) -> Column:
+    in_search = (
+        " Repeats of all worker groups count here; the changes tried by improve compare those in which both ran."
+        if analysis.record.search is not None
+        else ""
+    )
     return Column(
         "ratio",
         "relative throughput",
-        f"throughput / that of the reference {RATIO_ESTIMATE}; not significantly different if the interval contains 1.",
+        f"throughput / that of the reference {RATIO_ESTIMATE}; not significantly different if the interval contains 1."
+        + in_search,
         decimals=3,
         interval=True,
     )

@@ -52,8 +52,8 @@ def comparisons(analysis: Analysis) -> str | None:
 
     The ranges are those of resolved ratios.
     """
-    if not analysis.ladder.empty:
-        return None  # the steps of the ladder are such comparisons
+    if not analysis.ladder.empty or analysis.record.search is not None:
+        return None  # the steps of the ladder and the changes that `improve` tried are such comparisons
     ranks, sentences = study_ranks(analysis), []
     for field in [name for name in analysis.fields.compared_in("own") if name in analysis.axes]:
         rows = against_reference(analysis.configurations, field, analysis.fields[field].order)
