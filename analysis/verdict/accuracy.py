@@ -230,9 +230,7 @@ def soonest(accuracy: Accuracy) -> str | None:
     """State which training reaches the target first, and whether the runner-up differs significantly."""
     if accuracy.target is None:
         return None
-    rows = accuracy.cells.dropna(subset="time_to_target_s").sort_values("time_to_target_s", kind="stable")
-    rows = rows.drop_duplicates("trial_ids")  # a reference is listed under every recipe that shares it
-    rows["cell"] = _cell_labels(rows)
+    rows = by_time_to_target(accuracy)
     target = percent(accuracy.target, 1)
     if rows.empty:
         return f"No batch reached {target} with every seed."
@@ -252,6 +250,13 @@ def soonest(accuracy: Accuracy) -> str | None:
     if pd.isna(low):
         return f"{text} (one seed cannot tell whether they differ)."
     return f"{text} ({significance(low <= 0 <= high)})."
+
+
+def by_time_to_target(accuracy: Accuracy) -> pd.DataFrame:
+    """Return the cells that reach the target with every seed, the fastest first. Column cell: its label."""
+    rows = accuracy.cells.dropna(subset="time_to_target_s").sort_values("time_to_target_s", kind="stable")
+    rows = rows.drop_duplicates("trial_ids")  # a reference is listed under every recipe that shares it
+    return rows.assign(cell=_cell_labels(rows))
 
 
 _GOODPUT = "goodput_samples_per_s"
