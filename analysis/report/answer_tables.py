@@ -208,9 +208,11 @@ def holds_back(analysis: Analysis) -> Table:
     if visible_causes(analysis.lost_ranks):
         return _lost(analysis)
     ranks = study_ranks(analysis)
+    several = analysis.headline is not None and analysis.headline_row["world_size"] > 1
+    longest = " The wait for a batch is that of the rank that waits longest." if several else ""
     columns = (
         Column("part", "part of the step"),
-        Column("share_percent", "share (%)", "of the step.", decimals=1),
+        Column("share_percent", "share (%)", f"of the step.{longest}", decimals=1),
         Column("how", "what reduces it"),
     )
     shares = {} if analysis.headline is None else analysis.headline_regions.to_dict()

@@ -6,7 +6,7 @@ import pandas as pd
 
 from analysis.checks.finding import Finding
 from analysis.compare.best import without_emulated
-from analysis.compare.bottleneck import WORDS, faster_compute, fewer_launches, largest_gain
+from analysis.compare.bottleneck import WORDS, despite_compute, faster_compute, fewer_launches, largest_gain, of_step
 from analysis.compare.causes import LEAST_LOST, visible_causes
 from analysis.compare.communication_cost import AUDIT_BUDGET, flagged_trials
 from analysis.compare.scaling import STRONG, WEAK
@@ -158,13 +158,8 @@ def _takes(analysis: Analysis, bound: str) -> str:
     share, words = float(shares[bound]), WORDS[bound]
     if not share > 0:  # or unknown
         return f": {launching(analysis.headline_row)}" if bound == "host" else ""
-    of = "of the step"
-    if bound == "load" and analysis.headline_row["world_size"] > 1:
-        of += " of the rank that waits longest"
-    takes = f", {percent(share)} {of}" if words.takes == words.label else f": {words.takes}, {percent(share)} {of}"
-    if shares["compute"] > share:
-        takes += f"; compute takes {percent(float(shares['compute']))}"
-    return takes
+    shown = f"{percent(share)} {of_step(bound, analysis.headline_row)}{despite_compute(shares)}"
+    return f", {shown}" if words.takes == words.label else f": {words.takes}, {shown}"
 
 
 def largest_cause(lost_ranks: Mapping[str, float], lost: float) -> str:

@@ -17,7 +17,9 @@ _THROUGHPUT = Column("throughput_samples_per_s", "throughput (samples/s)", "geom
 _MEMORY = Column(
     "peak_memory_bytes", "peak memory (GiB)", "largest of all ranks; 1 GiB = 2³⁰ bytes.", 1 / GIB, 2, optional=True
 )
-_LOAD = Column("load_wait_s", "load wait (ms)", "wait of a step for its batch, mean over steps.", 1e3, 2, optional=True)
+_LOAD = Column(
+    "load_wait_s", "load wait (ms)", "wait of a step for its batch, mean over steps and ranks.", 1e3, 2, optional=True
+)
 _EXPOSED = Column(
     "exposed_s",
     "exposed (ms)",

@@ -120,9 +120,10 @@ def step_parts(analysis: Analysis) -> str | None:
     total_s = total_s.where(total_s > 0)
     if len(configurations) < 2 or total_s.notna().sum() < 2:
         return None
+    longest = ", on the rank that waits longest," if configurations["world_size"].max() > 1 else ""
     shares = pd.DataFrame(
         {
-            "waiting for a batch": configurations["longest_load_wait_s"].astype(float).fillna(0.0) / total_s,
+            f"waiting for a batch{longest}": configurations["longest_load_wait_s"].astype(float).fillna(0.0) / total_s,
             "copying it to the device": timed["host_to_device_s"].fillna(0.0) / total_s,
         }
     ).dropna()
