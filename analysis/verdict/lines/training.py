@@ -2,13 +2,13 @@
 
 import pandas as pd
 
-from analysis.compare.accuracy import Accuracy, goodput
+from analysis.compare.accuracy import Accuracy, goodput, rank_speed_ups
 from analysis.compare.ladder import OURS
 from analysis.compare.recipes import in_words
 from analysis.compare.report_epoch import report_epoch_rows
 from analysis.study import Analysis
 from analysis.text import join, number, percent
-from analysis.verdict.accuracy import by_time_to_target, label
+from analysis.verdict.accuracy import as_fast_as, by_time_to_target, label
 from analysis.verdict.facts import trained_workload, trains_another_model
 from analysis.verdict.lines.value import CardLine, Quantity
 
@@ -17,7 +17,7 @@ MOST_STEPS = 2
 
 
 def training_lines(analysis: Analysis) -> list[CardLine]:
-    """Return accuracy, the study's epoch, accuracy lost, lossless batch, time to target and what to do, if known."""
+    """Return accuracy, the study's epoch, accuracy lost, lossless batch, time to target, more ranks, and what to do."""
     accuracy = analysis.accuracy
     if accuracy is None:
         return []
@@ -27,6 +27,7 @@ def training_lines(analysis: Analysis) -> list[CardLine]:
         _accuracy_lost(accuracy),
         _lossless_batch(accuracy),
         _time_to_target(accuracy),
+        _scales(analysis, accuracy),
         _do_next(accuracy),
     )
     return [line for line in lines if line is not None]
@@ -165,6 +166,16 @@ def _time_to_target(accuracy: Accuracy) -> CardLine | None:
     )
     text = f"{shown} in {number(time_s.value, 1)} s" + (f" ({ends})" if (ends := time_s.ends(1)) else "")
     return CardLine("time_to_target", "target", f"{text}: {row['cell']}", (time_s, target))
+
+
+def _scales(analysis: Analysis, accuracy: Accuracy) -> CardLine | None:
+    """State how much faster more ranks train at the same global batch; None if one number of ranks was measured."""
+    rows = rank_speed_ups(accuracy)
+    if rows.empty:
+        return None
+    value, low, high = (float(rows[f"speed_up{end}"].iloc[0]) for end in ("", "_low", "_high"))
+    speed_up = Quantity.of("speed_up", "1", value, low, high)
+    return CardLine("scales", "scales", as_fast_as(analysis, rows.iloc[0], speed_up.text(2)), (speed_up,))
 
 
 def _do_next(accuracy: Accuracy) -> CardLine | None:
