@@ -83,8 +83,10 @@ def _report_epoch(accuracy: Accuracy, epoch: int | None) -> CardLine | None:
             for name, column in (("training_loss", "epoch_loss"), ("training_accuracy", "epoch_top1"))
         )
         quantities += [loss, top1]
-        texts.append(f"{number(loss.value, 3)} and {percent(float(row['epoch_top1']), 1)} with {label(row)}")
-    text = f"training loss and accuracy {join(texts)}"
+        texts.append(f"{number(loss.value, 3)} and {percent(float(row['epoch_top1']), 1)}")
+    small, large = (number(rows["global_batch"].iloc[end], 0) for end in (0, -1))
+    others = [f"{shown} {in_words(str(recipe))}" for shown, recipe in zip(texts, rows["recipe"], strict=True)][1:]
+    text = f"training loss and accuracy {texts[0]} at batch {small}; at batch {large} {join(others)}"
     return CardLine("report_epoch", f"epoch {epoch}", text, tuple(quantities))
 
 

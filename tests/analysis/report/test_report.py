@@ -432,6 +432,18 @@ def test_quiet_study_reports_its_spread_and_no_warning(tmp_path: Path) -> None:
     assert line.endswith("None is wider than ±5\u00a0%.")
 
 
+@pytest.mark.parametrize(("groups", "expected"), [(5, ["5"]), (3, ["5", "3"])])
+def test_repeats_that_share_a_worker_group_are_no_separate_starts(
+    groups: int, expected: list[str], tmp_path: Path
+) -> None:
+    directory = write_study(tmp_path / "results")
+    for fields in grid(GPU, world_size=[1, 2], repeat=range(5)):
+        name = f"20260101T000000-{fields['repeat'] % groups}"
+        write_trial(directory, record(fields) | {"worker_group": name}, steps(fields, 0.1))
+    line = next(line for line in trust(with_models(analyse(load(directory)))) if "per configuration" in line)
+    assert re.findall(r"(\d+) (?:repeat|separate start)s", line.partition(";")[0]) == expected
+
+
 @pytest.mark.usefixtures("no_figures")
 def test_done_trial_without_throughput_is_excluded(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "results")
