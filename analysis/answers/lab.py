@@ -148,6 +148,7 @@ def bandwidth(inputs: ReportInputs) -> Reply | Missing:
     algorithm, bus = size / seconds / GB, float(row["wire_bus_bytes_per_s"]) / GB
     use = row["utilisation"]
     of_limit = f", {points(use)} of what the same all-reduces reach alone on these ranks" if pd.notna(use) else ""
+    of_limit += " (they reach this limit)" if of_limit and use > 1 else ""
     s_mb, t_ms = number(size / 1e6, 2), number(MS * seconds, 3)
     return Reply(
         f"{_layout(inputs, inputs.configurations.loc[row.name])} ({repeats(row['n'])}): algorithm bandwidth S / t = "

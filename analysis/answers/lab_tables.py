@@ -94,7 +94,8 @@ def bandwidth_utilisation(inputs: ReportInputs) -> Table:
         "Table 3: Communication Bandwidth Utilization",
         {
             "Bandwidth Utilization (GB/s)": (
-                cell, "S / t · 2(N-1)/N of the all-reduces of a step; in brackets, share of the measured limit.",
+                cell, "S / t · 2(N-1)/N of the all-reduces of a step; in brackets, share of the measured limit, which "
+                "all-reduces above 100 % reach.",
             )
         },
         smallest=2,

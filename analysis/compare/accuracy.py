@@ -263,6 +263,33 @@ def difference_of(accuracy: Accuracy, cell: pd.Series, reference: pd.Series) -> 
     return seed_difference(values, others, only_layout)
 
 
+SPEED_UP_COLUMNS = [
+    "recipe", "global_batch", "world_size", "fewest", *(f"speed_up{end}" for end in ("", "_low", "_high")),
+]  # fmt: skip
+
+
+def rank_speed_ups(accuracy: Accuracy) -> pd.DataFrame:
+    """Return how much faster most ranks train than fewest, per recipe and global batch that ran on several numbers.
+
+    Plain training and small batches come first. Columns: `SPEED_UP_COLUMNS`. speed_up: ratio of the geometric means of
+    throughput, without validation, with its 95 % interval (Welch's t on logarithms). Of several layouts with as many
+    ranks, the one that accumulates least.
+    """
+    logs = accuracy.runs.set_index("trial_id")["throughput_samples_per_s"].astype(float).map(np.log)
+    order = ["recipe_number", "global_batch", "accumulation_steps"]
+    cells = accuracy.cells.drop_duplicates("trial_ids").sort_values(order, kind="stable")
+    rows = []
+    for (recipe, batch), layouts in cells.groupby(["recipe", "global_batch"], sort=False):
+        by_size = layouts.drop_duplicates("world_size").sort_values("world_size")
+        few, many = by_size.iloc[0], by_size.iloc[-1]
+        if few["world_size"] == many["world_size"]:
+            continue
+        of_many, of_few = (logs.reindex(list(cell["trial_ids"])).dropna() for cell in (many, few))
+        speed_up = (float(np.exp(end)) for end in welch_difference(of_many, of_few))
+        rows.append((recipe, batch, many["world_size"], few["world_size"], *speed_up))
+    return pd.DataFrame(rows, columns=SPEED_UP_COLUMNS).dropna(subset="speed_up")
+
+
 def by_precision(accuracy: Accuracy | None) -> pd.DataFrame:
     """Return held-out accuracy after the last epoch by number format.
 

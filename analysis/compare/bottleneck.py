@@ -10,7 +10,7 @@ from analysis.compare.causes import unloaded_step_s
 from analysis.compare.communication import Communication
 from analysis.read.schema import PHASES
 from analysis.read.study_record import Improvement
-from analysis.text import field_value, join, number, value_label
+from analysis.text import field_value, join, number, percent, value_label
 
 _ENTIRE_STEP = 0.99
 """Share of a step from which on the rest of the step is too small to be known."""
@@ -176,6 +176,33 @@ def _bound(shares: pd.DataFrame) -> pd.Series:
         largest.to_numpy()[range(len(shares)), sums.to_numpy().argmax(axis=1)], index=shares.index, dtype=object
     )
     return bound.where(sums.max(axis=1) >= BOUND_SHARE, "compute")
+
+
+def despite_compute(shares: pd.Series) -> str:
+    """Return that compute takes more than the bound, and why it is not the bound, as the end of a sentence; else "".
+
+    shares: a row of `regions`. Parts that a change can remove count before compute from `BOUND_SHARE` on.
+    """
+    kind = str(shares["bound"])
+    if kind == "compute" or not shares["compute"] > shares[kind]:
+        return ""
+    text = f"; compute takes {percent(float(shares['compute']))}, "
+    if kind == "host":
+        return text + "but launches cannot keep up with it"
+    together = float(shares[list(next(names for names in _TOGETHER if kind in names))].astype(float).sum())
+    of = WORDS[kind].label if shares[kind] >= BOUND_SHARE else f"{_SUMS[kind]} ({percent(together)})"
+    return f"{text}but from {percent(BOUND_SHARE)} on, {of} counts first"
+
+
+_SUMS = {"load": "loading with its copy", "transfer": "the copy with loading"} | dict.fromkeys(
+    COMMUNICATION, "all communication"
+)
+"""The regions of `_TOGETHER` that are added up, by their largest part."""
+
+
+def of_step(part: str, row: pd.Series) -> str:
+    """Return what the share of a part refers to: the step, for loading on several ranks of the slowest one to load."""
+    return "of the step" + (" of the rank that waits longest" if part == "load" and row["world_size"] > 1 else "")
 
 
 def largest_gain(share: float) -> float:

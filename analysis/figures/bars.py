@@ -19,7 +19,7 @@ from analysis.figures.style import (
     TEXT,
     column_count,
     filled,
-    headline_first,
+    headline_shown,
     is_narrow,
     legend,
     most_panels,
@@ -131,7 +131,7 @@ def stacked_bars(
     colours = dict(zip(labels, COLOURS, strict=False))
     varying = [name for name in names if configurations[name].nunique(dropna=False) > 1] or list(names[-1:])
     by_batch = list(configurations.groupby("batch_per_gpu"))
-    all_panels = headline_first(by_batch, lambda panel: headline in panel[1].index)
+    all_panels = headline_shown(by_batch, lambda panel: headline in panel[1].index)
     panels = all_panels[: most_panels()]
     columns = column_count(len(panels), 2)
     rows = -(-len(panels) // columns)

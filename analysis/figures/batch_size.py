@@ -65,7 +65,7 @@ def batch_size(analysis: Analysis) -> Figure | None:
         figure, axes = grid_of_axes(len(panels), sharey=True)
         for axis, (key, panel) in zip(axes, panels, strict=False):
             axis.set_xscale("log", base=2)
-            axis.set_xticks(batches, [str(batch) for batch in batches])
+            axis.set_xticks(batches, [f"{batch:,}" for batch in batches])
             axis.minorticks_off()
             axis.set_xlim(min(batches) / 1.3, max(batches) * 1.3)
             axis.set_ylim(0, highest)

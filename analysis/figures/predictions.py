@@ -21,7 +21,7 @@ from analysis.figures.style import (
     LineEnd,
     column_count,
     grid_of_axes,
-    headline_first,
+    headline_shown,
     hollow,
     hollow_handle,
     label_ends,
@@ -62,7 +62,7 @@ def prediction_fan(analysis: ReportInputs) -> Figure | None:
     by_field: dict[tuple[Any, ...], list[ScalingModel]] = {}
     for model in models:
         by_field.setdefault(tuple(model.series.fields.get(name) for name in rest), []).append(model)
-    panels = headline_first(
+    panels = headline_shown(
         list(by_field.items()),
         lambda panel: any(analysis.headline in set(model.series.points["configuration"]) for model in panel[1]),
     )

@@ -26,7 +26,7 @@ from analysis.figures.style import (
     facet_fields,
     filled,
     grid_of_axes,
-    headline_first,
+    headline_shown,
     hollow,
     hollow_handle,
     is_brief,
@@ -69,7 +69,7 @@ def _scaling_figure(analysis: Analysis, label: str) -> Figure | None:
     of_series = rows.groupby("series")
     rest = [name for name in facet_fields(analysis) if (of_series[name].nunique(dropna=False) == 1).all()]
     facets = list(rows.groupby(rest, sort=True, dropna=False)) if rest else [((), rows)]
-    facets = headline_first(facets, lambda facet: analysis.headline in set(facet[1]["configuration"]))
+    facets = headline_shown(facets, lambda facet: analysis.headline in set(facet[1]["configuration"]))
     batches = sorted(rows[batch].unique())
     colours = dict(zip(batches, sns.color_palette("colorblind", len(batches)), strict=True))
     markers = {samples: MARKERS[i % len(MARKERS)] for i, samples in enumerate(batches)}

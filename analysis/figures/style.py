@@ -178,9 +178,13 @@ def column_count(count: int, most: int = 4) -> int:
 Panel = TypeVar("Panel")
 
 
-def headline_first(panels: Sequence[Panel], has_headline: Callable[[Panel], bool]) -> list[Panel]:
-    """Return the panels in their order, but if some have to be left out, that of the headline configuration first."""
-    return sorted(panels, key=lambda panel: len(panels) > most_panels() and not has_headline(panel))
+def headline_shown(panels: Sequence[Panel], has_headline: Callable[[Panel], bool]) -> list[Panel]:
+    """Return the panels in their order; if that would leave out the one with the headline, it is the last one shown."""
+    ordered, most = list(panels), most_panels()
+    hidden = next((number for number, panel in enumerate(ordered) if number >= most and has_headline(panel)), None)
+    if hidden is not None:
+        ordered.insert(most - 1, ordered.pop(hidden))
+    return ordered
 
 
 def note_hidden_panels(figure: Figure, shown: int, count: int) -> None:

@@ -1,4 +1,4 @@
-"""The tables of the study's answer: at most `MOST_ROWS` rows each, without columns that say nothing.
+"""The tables of the study's answer: few rows, see `MOST_ROWS`, without columns that say nothing.
 
 The complete tables are in `analysis.tables`.
 """
@@ -35,6 +35,7 @@ from analysis.text import (
 )
 
 MOST_ROWS = 8
+"""Rows of a table; that of a ladder also has the steps that these are compared with."""
 
 _MOST_SETTINGS = 2
 """Unusual settings in the label of a workload."""
@@ -63,11 +64,17 @@ def shortened(table: Table, rows: int = MOST_ROWS) -> Table:
 
 
 def largest_steps(ladder: Table, rows: pd.DataFrame) -> Table:
-    """Return the steps of a ladder, without those that change least if they are many. The first and best ones stay."""
+    """Return the steps of a ladder, without those that change least if they are many.
+
+    The first and best ones stay, and those that a step which stays is compared with.
+    """
     size = rows["step_ratio"].astype(float).map(lambda ratio: abs(math.log(ratio)))
     size = size.mask(rows["cumulative_ratio"] == rows["cumulative_ratio"].max(), math.inf)
     size.iloc[:1] = math.inf
-    kept = rows.loc[size.sort_values(ascending=False, kind="stable").index[:MOST_ROWS].sort_values()]
+    kept = rows.loc[size.sort_values(ascending=False, kind="stable").index[:MOST_ROWS]]
+    while len(references := rows[rows["step"].isin(kept["against"]) & ~rows.index.isin(kept.index)]):
+        kept = pd.concat([kept, references])
+    kept = kept.sort_index()
     left_out = [f"“{name}”" for name in rows["step"] if name not in set(kept["step"])]
     note = f"Without {join(left_out)}, which change{'s' * (len(left_out) == 1)} least." if left_out else ""
     return replace(ladder, frame=kept.reset_index(drop=True), note=note).telling()
@@ -208,9 +215,11 @@ def holds_back(analysis: Analysis) -> Table:
     if visible_causes(analysis.lost_ranks):
         return _lost(analysis)
     ranks = study_ranks(analysis)
+    several = analysis.headline is not None and analysis.headline_row["world_size"] > 1
+    longest = " The wait for a batch is that of the rank that waits longest." if several else ""
     columns = (
         Column("part", "part of the step"),
-        Column("share_percent", "share (%)", "of the step.", decimals=1),
+        Column("share_percent", "share (%)", f"of the step.{longest}", decimals=1),
         Column("how", "what reduces it"),
     )
     shares = {} if analysis.headline is None else analysis.headline_regions.to_dict()

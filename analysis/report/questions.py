@@ -90,7 +90,8 @@ QUESTIONS: tuple[Question, ...] = (
 
 
 def _accuracy(inputs: ReportInputs) -> list[str]:
-    return accuracy_verdict.sentences(inputs)[:2]
+    first, more_ranks = accuracy_verdict.sentences(inputs)[:2], accuracy_verdict.more_ranks(inputs)
+    return first if more_ranks is None or more_ranks in first else [*first, more_ranks]
 
 
 def _accuracy_table(inputs: ReportInputs) -> Table:

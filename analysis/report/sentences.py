@@ -6,7 +6,7 @@ import pandas as pd
 
 from analysis.checks.finding import Finding
 from analysis.compare.best import without_emulated
-from analysis.compare.bottleneck import WORDS, faster_compute, fewer_launches, largest_gain
+from analysis.compare.bottleneck import WORDS, despite_compute, faster_compute, fewer_launches, largest_gain, of_step
 from analysis.compare.causes import LEAST_LOST, visible_causes
 from analysis.compare.communication_cost import AUDIT_BUDGET, flagged_trials
 from analysis.compare.scaling import STRONG, WEAK
@@ -37,14 +37,8 @@ from analysis.verdict.lines.step import launching, skips_communication
 from analysis.verdict.lines.trust import FINDING_LABELS
 from analysis.verdict.next_steps import sentence as next_trial_sentence
 from analysis.verdict.own_code import separate_trials, slowed_traces
-from analysis.verdict.trust import (
-    WIDE_INTERVAL,
-    HostCaveats,
-    Intervals,
-    intervals,
-    superlinear,
-    without_throughput,
-)
+from analysis.verdict.repeats import WIDE_INTERVAL, Intervals, intervals
+from analysis.verdict.trust import TOO_GOOD, HostCaveats, superlinear, without_throughput
 
 MOST_ACTIONS = 6
 
@@ -164,13 +158,8 @@ def _takes(analysis: Analysis, bound: str) -> str:
     share, words = float(shares[bound]), WORDS[bound]
     if not share > 0:  # or unknown
         return f": {launching(analysis.headline_row)}" if bound == "host" else ""
-    of = "of the step"
-    if bound == "load" and analysis.headline_row["world_size"] > 1:
-        of += " of the rank that waits longest"
-    takes = f", {percent(share)} {of}" if words.takes == words.label else f": {words.takes}, {percent(share)} {of}"
-    if shares["compute"] > share:
-        takes += f"; compute takes {percent(float(shares['compute']))}"
-    return takes
+    shown = f"{percent(share)} {of_step(bound, analysis.headline_row)}{despite_compute(shares)}"
+    return f", {shown}" if words.takes == words.label else f": {words.takes}, {shown}"
 
 
 def largest_cause(lost_ranks: Mapping[str, float], lost: float) -> str:
@@ -278,7 +267,10 @@ def actions(analysis: Analysis) -> list[str]:
     lines = [] if configurations.empty else _repeats(intervals(configurations))
     lines += _seeds(analysis)
     if superlinear(analysis):
-        lines.append("Find out why scaling is better than ideal before using it: the reference was probably slow.")
+        lines.append(
+            f"Find out why scaling is better than ideal by more than {percent(TOO_GOOD)} before using it: "
+            "the reference was probably slow."
+        )
     if without_throughput(analysis):
         lines.append("Check the trials without throughput, which are excluded.")
     if separate_trials(analysis):

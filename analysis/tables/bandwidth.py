@@ -85,9 +85,16 @@ def bandwidth(analysis: Analysis) -> Table:
         frame,
         "In an all-reduce of S bytes on N ranks in time t, each rank sends and receives at least 2(N-1)/N · S bytes. "
         "The bus bandwidth 2(N-1)/N · S/t is therefore comparable to the speed of a link (NVIDIA nccl-tests, "
-        "doc/PERFORMANCE.md).",
+        f"doc/PERFORMANCE.md).{_ABOVE_LIMIT if (frame['utilisation'].astype(float) > 1).any() else ''}",
         blocks=blocks(axes),
     )
+
+
+_ABOVE_LIMIT = (
+    " Above 100 %, all-reduces reach the limit: in training they run back to back on busy devices with high clocks, "
+    "the shortest time of any rank excludes what overlaps with the last arrival, and the limit is interpolated between "
+    "the sizes of a sweep. Such values are not corrected."
+)
 
 
 def bucket_utilisation(analysis: Analysis) -> Table:
@@ -122,9 +129,7 @@ def bucket_utilisation(analysis: Analysis) -> Table:
         ),
         frame.assign(utilisation_percent=100 * frame["utilisation"].astype(float)),
         "Below 100 %: the backward pass competes with the all-reduce for multiprocessors and "
-        f"memory{', or buckets compete with each other for cores and links' if shares_cores else ''}. Above 100 %: in "
-        "training, all-reduces run back to back on busy devices with high clocks, and the shortest time of any rank "
-        "excludes what overlaps with the last arrival. Such values are not corrected.",
+        f"memory{', or buckets compete with each other for cores and links' if shares_cores else ''}.{_ABOVE_LIMIT}",
         blocks=tuple(column.name for column in axes),
     )
 

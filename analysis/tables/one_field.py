@@ -17,7 +17,9 @@ _THROUGHPUT = Column("throughput_samples_per_s", "throughput (samples/s)", "geom
 _MEMORY = Column(
     "peak_memory_bytes", "peak memory (GiB)", "largest of all ranks; 1 GiB = 2³⁰ bytes.", 1 / GIB, 2, optional=True
 )
-_LOAD = Column("load_wait_s", "load wait (ms)", "wait of a step for its batch, mean over steps.", 1e3, 2, optional=True)
+_LOAD = Column(
+    "load_wait_s", "load wait (ms)", "wait of a step for its batch, mean over steps and ranks.", 1e3, 2, optional=True
+)
 _EXPOSED = Column(
     "exposed_s",
     "exposed (ms)",
@@ -166,7 +168,7 @@ def settings(analysis: Analysis) -> Table:
             *(others if len(others) > 1 else ()),
             _THROUGHPUT,
             _REFERENCE,
-            _ratio(),
+            _ratio(analysis),
             N_COLUMN,
         ),
         frame,
@@ -248,7 +250,7 @@ def _table(analysis: Analysis, comparison: _Comparison, more: pd.DataFrame | Non
             Column(comparison.field, label),
             _THROUGHPUT,
             _REFERENCE,
-            _ratio(),
+            _ratio(analysis),
             *comparison.columns,
             N_COLUMN,
         ),
@@ -258,11 +260,17 @@ def _table(analysis: Analysis, comparison: _Comparison, more: pd.DataFrame | Non
     )
 
 
-def _ratio() -> Column:
+def _ratio(analysis: Analysis) -> Column:
+    in_search = (
+        " Repeats of all worker groups count here; the changes tried by improve compare those in which both ran."
+        if analysis.record.search is not None
+        else ""
+    )
     return Column(
         "ratio",
         "relative throughput",
-        f"throughput / that of the reference {RATIO_ESTIMATE}; not significantly different if the interval contains 1.",
+        f"throughput / that of the reference {RATIO_ESTIMATE}; not significantly different if the interval contains 1."
+        + in_search,
         decimals=3,
         interval=True,
     )

@@ -23,7 +23,7 @@ def phases(analysis: Analysis) -> Table:
     frame["epoch_without_loading_s"] = frame["epoch_s"] * (1 - loading)
     of_loss = "" if configurations["loss_s"].notna().any() else " and loss"
     meanings = {
-        "load_wait_s": "a rank's own wait for the next batch.",
+        "load_wait_s": "a rank's own wait for the next batch, mean over ranks. The bound of a step counts the longest.",
         "host_to_device_s": "copy of the batch to the device.",
         "scatter_s": "distribution of the batch to the devices of one process.",
         "replicate_s": "copy of the model to each of these devices.",
@@ -79,7 +79,7 @@ def phases(analysis: Analysis) -> Table:
             Column(
                 "epoch_without_loading_s",
                 "without loading (s)",
-                "the same, without the share of load wait.",
+                "the same, without the share of the longest load wait.",
                 decimals=2,
                 optional=True,
             ),

@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pandas as pd
 
-from analysis.compare.accuracy import RELEVANT_LOSS, Accuracy, goodput
+from analysis.compare.accuracy import RELEVANT_LOSS, Accuracy, goodput, rank_speed_ups
 from analysis.compare.recipes import NOTHING, in_words
 from analysis.compare.report_epoch import report_epoch_rows
 from analysis.measure.noise_scale import PERIODS
 from analysis.statistics import mean_interval, welch_difference
-from analysis.study import Analysis
-from analysis.text import join, number, percent, significance, with_interval
+from analysis.study import Analysis, study_ranks
+from analysis.text import join, number, percent, significance, value_label, with_interval
 from analysis.verdict.facts import trained_workload, trains_another_model
 
 
@@ -30,6 +30,7 @@ def sentences(analysis: Analysis) -> list[str]:
         recipes(accuracy),
         critical(accuracy),
         soonest(accuracy),
+        more_ranks(analysis),
         most_goodput(accuracy),
     )
     return [sentence for sentence in candidates if sentence]
@@ -230,9 +231,7 @@ def soonest(accuracy: Accuracy) -> str | None:
     """State which training reaches the target first, and whether the runner-up differs significantly."""
     if accuracy.target is None:
         return None
-    rows = accuracy.cells.dropna(subset="time_to_target_s").sort_values("time_to_target_s", kind="stable")
-    rows = rows.drop_duplicates("trial_ids")  # a reference is listed under every recipe that shares it
-    rows["cell"] = _cell_labels(rows)
+    rows = by_time_to_target(accuracy)
     target = percent(accuracy.target, 1)
     if rows.empty:
         return f"No batch reached {target} with every seed."
@@ -252,6 +251,30 @@ def soonest(accuracy: Accuracy) -> str | None:
     if pd.isna(low):
         return f"{text} (one seed cannot tell whether they differ)."
     return f"{text} ({significance(low <= 0 <= high)})."
+
+
+def more_ranks(analysis: Analysis) -> str | None:
+    """State how much faster most ranks train than fewest at the same global batch; None if one number was measured."""
+    speed_ups = pd.DataFrame() if analysis.accuracy is None else rank_speed_ups(analysis.accuracy)
+    if speed_ups.empty:
+        return None
+    row = speed_ups.iloc[0]
+    value, low, high = (float(row[f"speed_up{end}"]) for end in ("", "_low", "_high"))
+    shown = with_interval(value, low, high, 2, "one seed")
+    return f"{as_fast_as(analysis, row, shown)}, without validation."
+
+
+def as_fast_as(analysis: Analysis, row: pd.Series, times: str) -> str:
+    """Return that more ranks train so many times as fast as fewer. row: of `rank_speed_ups`."""
+    many, few = (value_label("world_size", int(row[name]), study_ranks(analysis)) for name in ("world_size", "fewest"))
+    return f"{many} train {times} times as fast as {few} at global batch {number(row['global_batch'], 0)}"
+
+
+def by_time_to_target(accuracy: Accuracy) -> pd.DataFrame:
+    """Return the cells that reach the target with every seed, the fastest first. Column cell: its label."""
+    rows = accuracy.cells.dropna(subset="time_to_target_s").sort_values("time_to_target_s", kind="stable")
+    rows = rows.drop_duplicates("trial_ids")  # a reference is listed under every recipe that shares it
+    return rows.assign(cell=_cell_labels(rows))
 
 
 _GOODPUT = "goodput_samples_per_s"

@@ -91,7 +91,7 @@ def growth(analysis: Analysis) -> str | None:
         )
     size = value_label("world_size", int(worst["world_size"]), study_ranks(analysis))
     return (
-        f"The largest weak-scaling loss ({series_label(analysis, worst, WEAK)}): a step takes "
-        f"{number(1e3 * total_s, 1)} ms longer on {size}. "
+        f"The largest weak-scaling loss ({series_label(analysis, worst, WEAK)}): a step with instruments "
+        f"takes {number(1e3 * total_s, 1)} ms longer on {size}. "
         f"The phase that grows most is {PHASE_LABELS[phase]}, by {number(1e3 * longer_s[phase], 1)} ms{contents}.{note}"
     )

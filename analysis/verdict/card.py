@@ -38,7 +38,8 @@ def card_of(analysis: ReportInputs, others: Sequence[Analysis] = ()) -> Card:
     scaling: scales, lost, bound_by, do_next, more_gpus.
     one_size (no two configurations differ only in the number of ranks): speed, batch, bound_by, do_next, more_gpus.
     ladder: ladder, largest_step, slower_steps, bound_by, do_next.
-    training: accuracy, accuracy_lost, largest_lossless_batch, time_to_target, do_next.
+    training: accuracy, report_epoch, accuracy_lost, largest_lossless_batch, time_to_target, scales,
+    do_next.
     improve: gain, kept, not_kept, bound_by, loss, bounds.
     nothing: failed, do_next.
     A line that has nothing to say is left out. Studies that time and train add `accuracy`; a partial study's do_next is

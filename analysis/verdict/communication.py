@@ -123,7 +123,7 @@ def utilisation(analysis: Analysis) -> str | None:
     low, high = percent(reached.min()), percent(reached.max())
     return (
         f"Gradient buckets transfer at {low if low == high else f'{low} to {high}'} of the measured all-reduce limit "
-        "of the same ranks."
+        f"of the same ranks{'; above 100 %, they reach it' if reached.max() > 1.005 else ''}."
     )
 
 

@@ -52,8 +52,8 @@ def comparisons(analysis: Analysis) -> str | None:
 
     The ranges are those of resolved ratios.
     """
-    if not analysis.ladder.empty:
-        return None  # the steps of the ladder are such comparisons
+    if not analysis.ladder.empty or analysis.record.search is not None:
+        return None  # the steps of the ladder and the changes that `improve` tried are such comparisons
     ranks, sentences = study_ranks(analysis), []
     for field in [name for name in analysis.fields.compared_in("own") if name in analysis.axes]:
         rows = against_reference(analysis.configurations, field, analysis.fields[field].order)
@@ -120,9 +120,10 @@ def step_parts(analysis: Analysis) -> str | None:
     total_s = total_s.where(total_s > 0)
     if len(configurations) < 2 or total_s.notna().sum() < 2:
         return None
+    longest = ", on the rank that waits longest," if configurations["world_size"].max() > 1 else ""
     shares = pd.DataFrame(
         {
-            "waiting for a batch": configurations["longest_load_wait_s"].astype(float).fillna(0.0) / total_s,
+            f"waiting for a batch{longest}": configurations["longest_load_wait_s"].astype(float).fillna(0.0) / total_s,
             "copying it to the device": timed["host_to_device_s"].fillna(0.0) / total_s,
         }
     ).dropna()

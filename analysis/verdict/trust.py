@@ -1,46 +1,30 @@
-"""Caveats about the numbers: repeats, spread, measurement overhead, and the state of hosts and GPUs."""
+"""Caveats about the numbers: measurement overhead, the state of hosts and GPUs, and those of other modules."""
 
-import math
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-import pandas as pd
+from typing import Any
 
 from analysis.compare.scaling import NEITHER, WEAK
 from analysis.measure.hardware import beyond_peak
 from analysis.read.environment import WHEN, commit, done_environments, reading, slowed_by, used_nodes
 from analysis.read.own_code import COMMAND_COLUMN
-from analysis.statistics import WIDEST
 from analysis.study import Analysis, study_ranks
-from analysis.text import (
-    GIB,
-    further_repeats,
-    join,
-    named,
-    number,
-    part_of,
-    percent,
-    telling_label,
-)
-from analysis.two_way import OUTLYING_P
+from analysis.text import GIB, join, named, number, part_of, percent
 from analysis.verdict import accuracy as accuracy_verdict
 from analysis.verdict.bottleneck import NOISE
 from analysis.verdict.communication import audit
 from analysis.verdict.efficiency import compared_series, efficiency_text, series_label
 from analysis.verdict.own_code import slowed_traces, without_exchange
+from analysis.verdict.repeats import outlying, repeats
 
 CLOCK_FALL = 0.05
 """Relative drop of a GPU's clock from before a trial's windows to after them, above which the trial is listed."""
-
-WIDE_INTERVAL = 0.05
-"""Relative half-width of a throughput interval above which repeats do not suffice for a close comparison."""
 
 MOST_STUDIES = 8
 """Maximum concurrent studies that are listed."""
 
 TOO_GOOD = 0.05
-"""Weak-scaling efficiency above 1 by more than this is suspicious."""
+"""Efficiency above 1 by more than this is suspicious, with all of its interval if it has one."""
 
 
 def commits(analysis: Analysis) -> str | None:
@@ -196,7 +180,7 @@ def _mixed_nodes(done: list[tuple[str, dict[str, Any]]]) -> str | None:
 
 
 def superlinear(analysis: Analysis) -> str | None:
-    """Warn about weak scaling that is better than ideal, beyond its interval if it has one."""
+    """Warn about weak scaling that is better than ideal by more than `TOO_GOOD`."""
     rows = compared_series(analysis, WEAK)
     rows = rows[(rows["efficiency_low"].fillna(rows["efficiency"]) > 1 + TOO_GOOD) & ~(rows["efficiency_more"] > 0)]
     if rows.empty:
@@ -204,10 +188,10 @@ def superlinear(analysis: Analysis) -> str | None:
     best_row = rows.sort_values("efficiency").iloc[-1]
     rank = study_ranks(analysis)[0]
     return (
-        f"In {len(rows)} case{'' if len(rows) == 1 else 's'} weak scaling is better than ideal, at best "
-        f"{efficiency_text(best_row)} ({series_label(analysis, best_row, WEAK)}). Adding {rank}s does not speed up a "
-        "single one. Either the reference was slow (clocks, noise, too few cores for its loaders), or the two "
-        "configurations compute different things. Find the cause before using these results."
+        f"In {len(rows)} case{'' if len(rows) == 1 else 's'} weak scaling is better than ideal by more than "
+        f"{percent(TOO_GOOD)}, at best {efficiency_text(best_row)} ({series_label(analysis, best_row, WEAK)}). Adding "
+        f"{rank}s does not speed up a single one. Either the reference was slow (clocks, noise, too few cores for its "
+        "loaders), or the two configurations compute different things. Find the cause before using these results."
     )
 
 
@@ -288,8 +272,8 @@ def trust(analysis: Analysis) -> list[str]:
     ]
     if configurations.empty:
         return [*lines, *caveats(analysis)]
-    lines += _repeats(configurations)
-    if line := _outlying(analysis):
+    lines += repeats(configurations, is_search=analysis.record.search is not None)
+    if line := outlying(analysis):
         lines.append(line)
     lines += [line for line in (superlinear(analysis), audit(analysis)) if line]
     gain = 1 - configurations["instruments_ratio"]
@@ -308,84 +292,3 @@ def trust(analysis: Analysis) -> list[str]:
             "no matching configuration ran on another number of ranks."
         )
     return lines
-
-
-class Intervals(NamedTuple):
-    """How precise the throughputs of a study's configurations are.
-
-    of: configurations. single: those that ran once. unresolved: those whose interval is too wide to show; they need up
-    to `more` further repeats. wide: those with an interval wider than `WIDE_INTERVAL`. half_width: relative, of the
-    median configuration; NaN without intervals.
-    """
-
-    of: int
-    single: int
-    unresolved: int
-    more: float
-    wide: int
-    half_width: float
-
-
-def intervals(configurations: pd.DataFrame) -> Intervals:
-    """Return how precise the throughputs of these configurations are."""
-    more = configurations["throughput_samples_per_s_more"].astype(float)
-    low, high = (configurations[f"throughput_samples_per_s_{end}"].astype(float) for end in ("low", "high"))
-    half_width = ((high / low) ** 0.5 - 1)[~(more > 0)]
-    return Intervals(
-        len(configurations),
-        int((configurations["n"] == 1).sum()),
-        int((more > 0).sum()),
-        float(more.max()),
-        int((half_width > WIDE_INTERVAL).sum()),
-        float(half_width.median()),
-    )
-
-
-def _repeats(configurations: pd.DataFrame) -> list[str]:
-    """Return caveats about the number of repeats and worker groups, and the width of intervals."""
-    lines = []
-    known = intervals(configurations)
-    fewest, most = int(configurations["n"].min()), int(configurations["n"].max())
-    repeats = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-    if known.single:
-        lines.append(
-            f"{known.single} of {known.of} configurations ran once, which gives no interval: "
-            "run the study with more repeats."
-        )
-    if known.unresolved:
-        lines.append(
-            f"{part_of(known.unresolved, known.of, 'throughputs')} not resolved, with a 95 % interval "
-            f"wider than a factor of {WIDEST:g}: add up to {further_repeats(known.more)}."
-        )
-    if math.isfinite(known.half_width):
-        advice = (
-            f"{part_of(known.wide, known.of, 'intervals')} wider than ±{percent(WIDE_INTERVAL)}: "
-            "compare with care, or add repeats."
-            if known.wide
-            else f"None is wider than ±{percent(WIDE_INTERVAL)}."
-        )
-        lines.append(
-            f"{repeats} repeat{'' if repeats == '1' else 's'} per configuration; the median 95 % interval of "
-            f"throughput is ±{percent(known.half_width, 1)}. {advice}"
-        )
-    repeated = configurations["n"] > 1
-    if repeated.any() and (configurations.loc[repeated, "throughput_group_names"].map(len) == 0).all():
-        lines.append(
-            "Each configuration ran in one worker group only, so its interval does not contain differences between "
-            "groups: add repeats, each of which starts a group."
-        )
-    return lines
-
-
-def _outlying(analysis: Analysis) -> str | None:
-    """Name the configurations whose repeats vary more than those of the others."""
-    configurations = analysis.configurations
-    rows = configurations[configurations["throughput_outlying"].eq(True)]
-    if rows.empty:
-        return None
-    ranks = study_ranks(analysis)
-    labels = [telling_label(configurations, row, analysis.axes, ranks) for _, row in rows.iterrows()]
-    return (
-        f"In {len(rows)} of {len(configurations)} configurations repeats vary more than in the others, beyond the "
-        f"{percent(OUTLYING_P)} point, so their intervals are based on their own repeats only: {named(labels)}."
-    )

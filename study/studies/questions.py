@@ -27,8 +27,8 @@ QUESTIONS: Mapping[str, Mapping[str, str]] = {
         "lab.gradients_only": "Q7: Is it enough to communicate gradients?",
     },
     "fifth-epoch": {
-        "lab.fifth_epoch": "Q4.1: What are loss and accuracy of the fifth epoch with the largest batch?",
-        "lab.recipes": "Q4.2: How do two recipes change them?",
+        "lab.fifth_epoch": "What are loss and accuracy of the fifth epoch with the largest batch?",
+        "lab.recipes": "How do two recipes change them?",
     },
     "acceleration-ladder": {
         "ladder.steps": "What does each step change, and what does it gain?",

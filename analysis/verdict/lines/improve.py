@@ -58,7 +58,8 @@ def trust_in_improvement(improvement: Improvement) -> Trust:
     half_width = math.sqrt(gain.high / gain.low) - 1
     level = GOOD if half_width <= GOOD_INTERVAL else FAIR
     groups = min((len(side.trial_ids) for side in (improvement.baseline, improvement.chosen) if side), default=0)
-    return Trust(level, f"{groups} separate starts each, ±{percent(half_width, 1)}", groups, half_width)
+    reason = f"{groups} separate starts each of baseline and result, ±{percent(half_width, 1)}"
+    return Trust(level, reason, groups, half_width)
 
 
 def none_applies(improvement: Improvement) -> bool:

@@ -10,10 +10,12 @@ from analysis.compare.batch_size import OUT_OF_MEMORY
 from analysis.compare.bottleneck import (
     WORDS,
     change_for,
+    despite_compute,
     faster_compute,
     fewer_launches,
     is_exposed_only,
     largest_gain,
+    of_step,
     removable,
 )
 from analysis.measure.configurations import units_per_s
@@ -40,8 +42,7 @@ def bound_by(analysis: Analysis, subject: Subject) -> CardLine | None:
     if kind == "host" and (math.isnan(share) or share <= 0):
         text += f" ({launching(row)})"
     else:
-        text += f" ({percent(share)} of the step"
-        text += f", compute {percent(float(shares['compute']))}" if shares["compute"] > share else ""
+        text += f" ({percent(share)} {of_step(kind, row)}{despite_compute(shares)}"
         text += ", including unmeasured communication)" if kind == "compute" and math.isnan(shares["wire"]) else ")"
         quantities.append(Quantity("share_of_step", share, "1"))
     trials = use(analysis.measured, analysis.results.windows).reindex(list(row["trial_ids"]))

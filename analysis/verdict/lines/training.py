@@ -2,12 +2,13 @@
 
 import pandas as pd
 
-from analysis.compare.accuracy import Accuracy, goodput
+from analysis.compare.accuracy import Accuracy, goodput, rank_speed_ups
 from analysis.compare.ladder import OURS
 from analysis.compare.recipes import in_words
+from analysis.compare.report_epoch import report_epoch_rows
 from analysis.study import Analysis
 from analysis.text import join, number, percent
-from analysis.verdict.accuracy import label
+from analysis.verdict.accuracy import as_fast_as, by_time_to_target, label
 from analysis.verdict.facts import trained_workload, trains_another_model
 from analysis.verdict.lines.value import CardLine, Quantity
 
@@ -16,15 +17,17 @@ MOST_STEPS = 2
 
 
 def training_lines(analysis: Analysis) -> list[CardLine]:
-    """Return accuracy, accuracy lost, largest lossless batch, time to target and what to do next, if known."""
+    """Return accuracy, the study's epoch, accuracy lost, lossless batch, time to target, more ranks, and what to do."""
     accuracy = analysis.accuracy
     if accuracy is None:
         return []
     lines = (
         accuracy_line(analysis),
+        _report_epoch(accuracy, analysis.record.report_epoch),
         _accuracy_lost(accuracy),
         _lossless_batch(accuracy),
         _time_to_target(accuracy),
+        _scales(analysis, accuracy),
         _do_next(accuracy),
     )
     return [line for line in lines if line is not None]
@@ -35,7 +38,7 @@ def accuracy_line(analysis: Analysis) -> CardLine | None:
     accuracy = analysis.accuracy
     if accuracy is None:
         return None
-    of = f" ({trained_workload(accuracy)})" if trains_another_model(analysis) else ""
+    of = _trained(analysis, accuracy)
     if not accuracy.runs["validation_top1"].notna().any():
         loss = float(accuracy.runs["train_loss"].astype(float).mean())
         quantity = Quantity.of("training_loss", "1", loss)
@@ -55,6 +58,36 @@ def accuracy_line(analysis: Analysis) -> CardLine | None:
     return CardLine(
         "accuracy", "accuracy", text, (top1, Quantity("reference_batch", float(row["global_batch"]), "samples"))
     )
+
+
+def _trained(analysis: Analysis, accuracy: Accuracy) -> str:
+    """Name, in brackets, what of the trained workload and number format the title does not say."""
+    parts = [trained_workload(accuracy)] if trains_another_model(analysis) else []
+    reference = accuracy.runs[accuracy.runs["recipe"] == accuracy.plain]
+    formats = list(dict.fromkeys(reference["precision"])) if "precision" in reference else []
+    in_title = formats if analysis.headline is None else [analysis.headline_row["precision"]]
+    if formats == [accuracy.plain] or formats != in_title:
+        parts += [f"in {join(formats)}"]
+    return f" ({' '.join(parts)})" if parts else ""
+
+
+def _report_epoch(accuracy: Accuracy, epoch: int | None) -> CardLine | None:
+    """State training loss and accuracy of the largest batch and of the reference at the epoch that the study names."""
+    rows = pd.DataFrame() if epoch is None else report_epoch_rows(accuracy, epoch)
+    if len(rows) < 2:
+        return None
+    quantities, texts = [], []
+    for _, row in rows.iterrows():
+        loss, top1 = (
+            Quantity.of(name, "1", *(float(row[f"{column}{end}"]) for end in ("", "_low", "_high")), part=label(row))
+            for name, column in (("training_loss", "epoch_loss"), ("training_accuracy", "epoch_top1"))
+        )
+        quantities += [loss, top1]
+        texts.append(f"{number(loss.value, 3)} and {percent(float(row['epoch_top1']), 1)}")
+    small, large = (number(rows["global_batch"].iloc[end], 0) for end in (0, -1))
+    others = [f"{shown} {in_words(str(recipe))}" for shown, recipe in zip(texts, rows["recipe"], strict=True)][1:]
+    text = f"training loss and accuracy {texts[0]} at batch {small}; at batch {large} {join(others)}"
+    return CardLine("report_epoch", f"epoch {epoch}", text, tuple(quantities))
 
 
 def _accuracy_lost(accuracy: Accuracy) -> CardLine | None:
@@ -123,18 +156,28 @@ def _time_to_target(accuracy: Accuracy) -> CardLine | None:
     """State the training that reaches the target accuracy first."""
     if accuracy.target is None:
         return None
-    rows = accuracy.cells.dropna(subset="time_to_target_s")
+    rows = by_time_to_target(accuracy)
     target = Quantity("target_accuracy", accuracy.target, "1")
     shown = percent(accuracy.target, 1)
     if rows.empty:
         text = f"not reached: no batch reaches {shown} with every seed"
         return CardLine("time_to_target", "target", text, (target,))
-    row = rows.sort_values("time_to_target_s", kind="stable").iloc[0]
+    row = rows.iloc[0]
     time_s = Quantity.of(
         "time_to_target", "s", *(float(row[f"time_to_target_s{end}"]) for end in ("", "_low", "_high"))
     )
     text = f"{shown} in {number(time_s.value, 1)} s" + (f" ({ends})" if (ends := time_s.ends(1)) else "")
-    return CardLine("time_to_target", "target", f"{text}: {label(row)}", (time_s, target))
+    return CardLine("time_to_target", "target", f"{text}: {row['cell']}", (time_s, target))
+
+
+def _scales(analysis: Analysis, accuracy: Accuracy) -> CardLine | None:
+    """State how much faster more ranks train at the same global batch; None if one number of ranks was measured."""
+    rows = rank_speed_ups(accuracy)
+    if rows.empty:
+        return None
+    value, low, high = (float(rows[f"speed_up{end}"].iloc[0]) for end in ("", "_low", "_high"))
+    speed_up = Quantity.of("speed_up", "1", value, low, high)
+    return CardLine("scales", "scales", as_fast_as(analysis, rows.iloc[0], speed_up.text(2)), (speed_up,))
 
 
 def _do_next(accuracy: Accuracy) -> CardLine | None:

@@ -10,7 +10,8 @@ from analysis.text import MISSING, number, percent
 from analysis.verdict.accuracy import difference_half_width, wide_half_width
 from analysis.verdict.lines.value import Quantity, Trust
 from analysis.verdict.own_code import separate_trials
-from analysis.verdict.trust import TOO_GOOD, WIDE_INTERVAL, HostCaveats, commits
+from analysis.verdict.repeats import WIDE_INTERVAL
+from analysis.verdict.trust import TOO_GOOD, HostCaveats, commits
 
 GOOD, FAIR, POOR = "good", "fair", "poor"
 
@@ -67,7 +68,7 @@ def trust_in(
     reason = [f"{_count(groups)}, {width}"]
     is_too_good = shown is not None and shown.name.startswith("efficiency") and (shown.low or 0) > 1 + TOO_GOOD
     if is_too_good:
-        reason.append("better than ideal: the reference was slow")
+        reason.append(f"better than ideal by more than {percent(TOO_GOOD)}: the reference was slow")
     if is_too_good or is_paused or half_width is None or half_width > POOR_INTERVAL:
         return Trust(POOR, _reason([*reason, *caveats]), groups, half_width)
     is_fair = half_width > WIDE_INTERVAL or groups < FEWEST_GROUPS or bool(caveats)

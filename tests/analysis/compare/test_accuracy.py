@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.compare.accuracy import by_precision, goodput, seed_difference
+from analysis.compare.accuracy import by_precision, goodput, rank_speed_ups, seed_difference
 from analysis.figures.style import render
 from analysis.predict.inputs import ReportInputs, with_models
 from analysis.read.results import load, load_reduced
@@ -243,6 +243,10 @@ def test_the_report_epoch_is_compared_with_the_largest_batch_per_rank_on_all_ran
         "0.360 and 84.0\u00a0% with square root + gradual warm-up + LARS at batch 1,024",
     ):
         assert part in text
+    line = card_of(analysis).line("report_epoch")
+    assert line is not None and line.label == "epoch 5"
+    losses = [quantity.value for quantity in line.quantities if quantity.name == "training_loss"]
+    assert losses == pytest.approx([0.28, 0.48, 0.32, 0.36])
 
 
 def test_time_to_a_given_target_counts_complete_epochs_and_cost(tmp_path: Path) -> None:
@@ -344,6 +348,14 @@ def test_the_same_batch_on_more_ranks_is_compared_by_time(tmp_path: Path) -> Non
     said = " ".join(answer(found))
     assert "is plain training at batch 128 (1 × 128)" in said
     assert "runner-up: plain training at batch 128 (2 × 64)" in said
+    card = card_of(found)
+    target, scales = card.line("time_to_target"), card.line("scales")
+    assert target is not None and target.text.endswith("(1 × 128)")
+    assert scales is not None and scales.quantities[0].value == pytest.approx(1.0)
+    assert found.accuracy is not None
+    (row,) = rank_speed_ups(found.accuracy).to_dict("records")
+    assert (row["global_batch"], row["world_size"], row["fewest"]) == (128, 2, 1)
+    assert row["speed_up"] == pytest.approx(1.0), "each step takes 10 ms"
     write_report(tmp_path / "results")
     assert "- order: in_order" in (tmp_path / "results/report/report.md").read_text(), "a field of every trial"
 
@@ -378,6 +390,8 @@ def test_number_formats_at_one_batch_are_compared_with_fp32_in_points(tmp_path: 
     assert "bf16 reaches 1.00 points less (difference [-7.08, 5.08], not significantly" in said
     assert "fp16_pure reaches 20.00 points less (difference [-26.08, -13.92], significantly" in said
     assert not {"nothing", "recipe"} & set(" ".join(answer(result)).split())
+    line = card_of(result).line("accuracy")
+    assert line is not None and line.text.endswith("(in fp32)")
     reached = by_precision(result.accuracy)
     assert reached["top1"].to_dict() == pytest.approx({"fp32": 0.80, "bf16": 0.79, "fp16_pure": 0.60})
     assert reached["trained"].unique().tolist() == [

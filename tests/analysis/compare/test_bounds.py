@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from analysis.compare.bottleneck import (
     REGIONS,
     WORDS,
+    despite_compute,
     faster_compute,
     fewer_launches,
     gain_rows,
@@ -118,6 +120,20 @@ LOADING = {
 )
 def test_a_region_bounds_a_step_only_if_its_rule_applies(changes: dict[str, Any], expected: str | None) -> None:
     assert bound(**changes) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, []),
+        (LOADING, [66, 20]),
+        (LOADING | {"load_wait_s": 0.15, "longest_load_wait_s": 0.15, "host_to_device_s": 0.1}, [69, 20, 26]),
+        ({"host_bound": True}, [87]),
+    ],
+)
+def test_a_bound_that_takes_less_than_compute_states_its_rule(changes: dict[str, Any], expected: list[int]) -> None:
+    shares = regions(*configuration(**changes)).iloc[0]
+    assert [int(value) for value in re.findall(r"(\d+)\s%", despite_compute(shares))] == expected
 
 
 def test_the_host_share_is_the_idle_time_of_the_device_and_the_wait_for_other_hosts() -> None:

@@ -14,6 +14,7 @@ from matplotlib.patches import Rectangle
 from analysis.figures.accuracy import accuracy_batch, lr_schedules, training_curves
 from analysis.figures.answers import gains, lost_ranks, lost_rows, work_rows
 from analysis.figures.bars import MOST_COMMON, MOST_LABEL_LINES, stacked_bars
+from analysis.figures.batch_size import batch_size
 from analysis.figures.scaling import phases, scaling_strong, scaling_weak
 from analysis.figures.steps import loss
 from analysis.figures.style import (
@@ -386,13 +387,24 @@ def test_titles_of_panels_with_wide_labels_stay_within_the_figure() -> None:
     plt.close(drawing)
 
 
-def test_the_bars_of_the_card_are_among_the_first_panels() -> None:
-    for name, batch in (("hpml-lab4", "batch 32,768 per GPU"), ("vgg-case-study", "batch 512 per GPU")):
+def test_panels_are_in_the_order_of_the_batch_and_the_card_s_is_among_them() -> None:
+    for name, batch in (("hpml-lab4", 32_768), ("vgg-case-study", 512)):
         with brief():
             drawing = phases(committed_inputs(name)[0])
         assert drawing is not None
-        assert drawing.axes[0].get_title() == batch
+        batches = [int(axis.get_title().split()[1].replace(",", "")) for axis in drawing.axes if axis.get_title()]
+        assert batch in batches
+        assert batches == sorted(batches)
         plt.close(drawing)
+
+
+def test_ticks_of_large_batches_have_separators() -> None:
+    drawing = batch_size(committed_inputs("hpml-lab4-memory")[0])
+    assert drawing is not None
+    labels = [label.get_text() for label in drawing.axes[0].get_xticklabels()]
+    assert any("," in label for label in labels)
+    assert all(f"{int(label.replace(',', '')):,}" == label for label in labels)
+    plt.close(drawing)
 
 
 def test_bands_of_accuracy_and_loss_are_within_the_axes() -> None:

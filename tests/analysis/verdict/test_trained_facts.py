@@ -12,6 +12,7 @@ from analysis.report.report import write_report
 from analysis.study import analyse
 from analysis.verdict.accuracy import sentences, trust
 from analysis.verdict.facts import facts
+from analysis.verdict.lines.training import accuracy_line
 from tests.support.frames import FIELDS, grid, record, steps, write_study, write_trial
 from tests.support.trainings import TRAINING, epochs, write_training
 
@@ -39,6 +40,8 @@ def test_the_accuracy_of_another_model_names_that_model(tmp_path: Path) -> None:
 def test_the_accuracy_of_the_timed_model_is_not_qualified(tmp_path: Path) -> None:
     analysis = study(tmp_path, TRAINING | {"model": "vgg19", "image_size": 32})
     assert sentences(analysis)[0].startswith("Plain training at global batch 128 ")
+    line = accuracy_line(analysis)
+    assert line is not None and line.text.endswith(f"(in {TRAINING['precision']})"), "the timed trials compute in bf16"
     assert not any("vgg19" in line for line in trust(analysis))
 
 
