@@ -1,4 +1,4 @@
-"""The tables of the study's answer: few rows, see `MOST_ROWS`, without columns that say nothing.
+"""The tables of the study's answer: at most `MOST_ROWS` rows each, without columns that say nothing.
 
 The complete tables are in `analysis.tables`.
 """
@@ -35,7 +35,6 @@ from analysis.text import (
 )
 
 MOST_ROWS = 8
-"""Rows of a table; that of a ladder also has the steps that these are compared with."""
 
 _MOST_SETTINGS = 2
 """Unusual settings in the label of a workload."""
@@ -66,16 +65,21 @@ def shortened(table: Table, rows: int = MOST_ROWS) -> Table:
 def largest_steps(ladder: Table, rows: pd.DataFrame) -> Table:
     """Return the steps of a ladder, without those that change least if they are many.
 
-    The first and best ones stay, and those that a step which stays is compared with.
+    The first and best ones stay, each other step only with the steps that it is compared with.
     """
     size = rows["step_ratio"].astype(float).map(lambda ratio: abs(math.log(ratio)))
     size = size.mask(rows["cumulative_ratio"] == rows["cumulative_ratio"].max(), math.inf)
     size.iloc[:1] = math.inf
-    kept = rows.loc[size.sort_values(ascending=False, kind="stable").index[:MOST_ROWS]]
-    while len(references := rows[rows["step"].isin(kept["against"]) & ~rows.index.isin(kept.index)]):
-        kept = pd.concat([kept, references])
-    kept = kept.sort_index()
-    left_out = [f"“{name}”" for name in rows["step"] if name not in set(kept["step"])]
+    against = dict(zip(rows["step"], rows["against"], strict=True))
+    names = set(rows.loc[size == math.inf, "step"])
+    for step in rows.loc[size.sort_values(ascending=False, kind="stable").index, "step"]:
+        chain = {step}
+        while (step := against.get(step)) in against and step not in chain:
+            chain.add(step)
+        if len(names | chain) <= MOST_ROWS:
+            names |= chain
+    kept = rows[rows["step"].isin(names)]
+    left_out = [f"“{name}”" for name in rows["step"] if name not in names]
     note = f"Without {join(left_out)}, which change{'s' * (len(left_out) == 1)} least." if left_out else ""
     return replace(ladder, frame=kept.reset_index(drop=True), note=note).telling()
 
