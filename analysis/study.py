@@ -19,7 +19,7 @@ from analysis.compare.ladder import ladder_rows
 from analysis.compare.one_field import change_rows
 from analysis.compare.scaling import scaling_rows, speed_up_rows
 from analysis.compare.steps import loss_rows, timeline_rows
-from analysis.measure.configurations import configurations, derived_lengths, trial_fields
+from analysis.measure.configurations import configurations, derived_lengths, rows_with, trial_fields
 from analysis.measure.measures import summaries
 from analysis.read.environment import by_environment, comparable_fingerprints, difference
 from analysis.read.fields import Fields
@@ -122,10 +122,8 @@ class Analysis:
     @cached_property
     def changes(self) -> pd.DataFrame:
         """Return what changes gain with the headline's workload, see `compare.one_field.change_rows`."""
-        rows = self.configurations
-        for name, own in (self.headlines[0].shown if self.headlines else {}).items():
-            rows = rows[rows[name] == own]
-        return change_rows(rows, self.fields)
+        workload = self.headlines[0].shown if self.headlines else {}
+        return change_rows(rows_with(self.configurations, workload), self.fields)
 
     @cached_property
     def regions(self) -> pd.DataFrame:

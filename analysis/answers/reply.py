@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from analysis.measure.configurations import RESULT_COLUMNS, throughput_estimates, trial_fields
+from analysis.measure.configurations import RESULT_COLUMNS, rows_with, throughput_estimates, trial_fields
 from analysis.statistics import ratios_to_reference
 from analysis.study import Analysis, study_ranks
 from analysis.text import not_resolved, number, percent, value_label
@@ -112,8 +112,8 @@ def pairs(analysis: Analysis, numerator: Mapping[str, object], denominator: Mapp
         return pd.DataFrame(columns=["configuration", "reference", "ratio", "ratio_low", "ratio_high", "ratio_more"])
     rest = [name for name in trial_fields(rows) if name not in (*RESULT_COLUMNS, *names)]
     keyed = rows.assign(key=rows.groupby(rest, dropna=False, sort=False).ngroup())
-    first = where(keyed, denominator).drop_duplicates("key").reset_index().set_index("key")["configuration"]
-    second = where(keyed, numerator)
+    first = rows_with(keyed, denominator).drop_duplicates("key").reset_index().set_index("key")["configuration"]
+    second = rows_with(keyed, numerator)
     second = second[second["key"].isin(first.index)]
     reference = second["key"].map(first).astype(int)
     ratio = ratios_to_reference(throughput_estimates(rows), reference)
@@ -128,14 +128,6 @@ def pairs(analysis: Analysis, numerator: Mapping[str, object], denominator: Mapp
 
 
 _ENDS = {"": "ratio", "_low": "low", "_high": "high", "_more": "more"}
-
-
-def where(rows: pd.DataFrame, values: Mapping[str, object]) -> pd.DataFrame:
-    """Return the rows with these values, each one value or a tuple; ignore fields that are not recorded."""
-    for name, value in values.items():
-        if name in rows:
-            rows = rows[rows[name].isin(value if isinstance(value, tuple) else (value,))]
-    return rows
 
 
 def preferred(rows: pd.DataFrame, name: str, order: Sequence[object]) -> pd.DataFrame:
