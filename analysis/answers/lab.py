@@ -2,22 +2,8 @@
 
 import pandas as pd
 
-from analysis.answers.reply import (
-    MS,
-    Missing,
-    Reply,
-    highest,
-    measured,
-    ms,
-    points,
-    preferred,
-    repeats,
-    share,
-    size_of,
-    times,
-)
+from analysis.answers.reply import MS, Missing, Reply, highest, measured, ms, points, preferred, repeats, size_of, times
 from analysis.compare.communication_cost import bandwidth_rows
-from analysis.compare.recipes import in_words
 from analysis.compare.report_epoch import report_epoch_rows
 from analysis.compare.scaling import STRONG, WEAK
 from analysis.predict.inputs import ReportInputs
@@ -222,10 +208,13 @@ def recipes(inputs: ReportInputs) -> Reply | Missing:
     if plain.empty or others.empty:
         return Missing("no recipe was trained at the largest batch")
     base = float(plain["epoch_top1"].iloc[0])
-    listed = [f"{row['recipe']} reaches {_top1(row)} ({number(100 * (row['epoch_top1'] - base), 1)} points)"
-              for _, row in others.iterrows()]  # fmt: skip
-    cells = accuracy.cells[accuracy.cells["trial_ids"].isin(largest["trial_ids"])]
-    held_out = [f"{share(row, 'top1', 1, repeats(row['n']))} {in_words(row['recipe'])}" for _, row in cells.iterrows()]
+    cells = accuracy.cells[accuracy.cells["trial_ids"].isin(largest["trial_ids"])].set_index("recipe")
+    held_out = {str(name): f"{points(value)} held-out" for name, value in cells["top1"].items()}
+    listed = [
+        f"{row['recipe']} reaches {_top1(row)} ({number(100 * (row['epoch_top1'] - base), 1)} points; "
+        f"{held_out[row['recipe']]})"
+        for _, row in others.iterrows()
+    ]
     best = highest(others, "epoch_top1")
     helps = float(best["epoch_top1_low"]) > float(plain["epoch_top1_high"].iloc[0])
     verdict = (
@@ -235,10 +224,9 @@ def recipes(inputs: ReportInputs) -> Reply | Missing:
     )
     return Reply(
         f"{verdict}. At batch {number(best['global_batch'], 0)} plain training has a training accuracy of "
-        f"{_top1(plain.iloc[0])}; "
-        f"{'; '.join(listed)}. Held-out accuracy, after the last epoch, is {join(held_out)}.",
+        f"{_top1(plain.iloc[0])} ({held_out[accuracy.plain]} after the last epoch); {'; '.join(listed)}.",
         {"plain_top1": base, "best_top1": float(best["epoch_top1"])}
-        | {f"{row['recipe']}_held_out_top1": float(row["top1"]) for _, row in cells.iterrows()},
+        | {f"{name}_held_out_top1": float(value) for name, value in cells["top1"].items()},
     )
 
 
