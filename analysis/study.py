@@ -26,7 +26,7 @@ from analysis.read.fields import Fields
 from analysis.read.results import Results
 from analysis.read.study_record import StudyRecord
 from analysis.read.unread import unread_axes, with_merged_axes
-from analysis.text import RankNouns
+from analysis.text import RankNouns, configuration_label, with_short_arguments
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,3 +187,11 @@ def study_ranks(analysis: Analysis) -> RankNouns:
     """Return what this study's ranks are called, with the labels of its fields."""
     trials = analysis.results.trials
     return RankNouns.of(trials["device"].dropna() if "device" in trials else (), analysis.results.fields.labels)
+
+
+def workload_label(analysis: Analysis, headline: Headline) -> str:
+    """Return the label of a headline's workload; empty if the study has one workload."""
+    row = analysis.configurations.loc[[headline.configuration]].iloc[0]
+    return configuration_label(
+        with_short_arguments(analysis.configurations, row), headline.shown, study_ranks(analysis)
+    )
