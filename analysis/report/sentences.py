@@ -58,8 +58,8 @@ _CAVEATS = {
     "little about scaling. Use a larger batch, or a compiled or captured step.",
     NO_SCALING: "No prediction for the fastest configuration: its measured scaling is uncertain by more than a factor "
     "of 2. Add repeats.",
-    NETWORK: "Predicted as if all ranks were in one node, because no network between nodes was measured: "
-    "state one with predict --interconnect.",
+    NETWORK: "Predicted as if all ranks were in one node, without an interval, because no network between nodes was "
+    "measured: state one with predict --interconnect.",
     NOT_RESOLVED: "Some predictions have no interval: it exceeds a factor of 2. Add repeats or sizes.",
 }
 
