@@ -231,6 +231,12 @@ def further_repeats(more: float) -> str:
     return f"{'many' if math.isinf(more) else f'about {more:.0f}'} more repeat{'' if more == 1 else 's'}"
 
 
+def interval_decimals(low: float, high: float, decimals: int) -> int:
+    """Return the decimals of a value and its interval: up to 2 more if the ends of the interval would look equal."""
+    more = (enough for enough in range(decimals, decimals + 3) if number(low, enough) != number(high, enough))
+    return next(more, decimals)
+
+
 def with_interval(
     value: float, low: float, high: float, decimals: int, instead: str | None = None, more: float = 0.0
 ) -> str:
@@ -243,6 +249,7 @@ def with_interval(
         return not_resolved(more)
     if pd.isna(low) or pd.isna(high):
         return f"{number(value, decimals)} [{instead}]" if instead else number(value, decimals)
+    decimals = interval_decimals(low, high, decimals)
     return f"{number(value, decimals)} [{number(low, decimals)}, {number(high, decimals)}]"
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 from analysis.measure.configurations import RESULT_COLUMNS, rows_with, throughput_estimates, trial_fields
 from analysis.statistics import ratios_to_reference
 from analysis.study import Analysis, study_ranks
-from analysis.text import not_resolved, number, percent, value_label
+from analysis.text import interval_decimals, not_resolved, number, percent, value_label
 
 MS = 1e3
 
@@ -61,16 +61,20 @@ def measured(row: pd.Series, name: str, decimals: int, scale: float = 1.0, unit:
     value, low, high = (row[f"{name}{end}"] for end in ("", "_low", "_high"))
     if row.get(f"{name}_more", 0.0) > 0:
         return not_resolved(row[f"{name}_more"])
-    shown = f"{number(scale * value, decimals)}{unit}"
     if pd.isna(low) or pd.isna(high):
+        shown = f"{number(scale * value, decimals)}{unit}"
         return f"{shown} ({repeats(row['n'])})" if pd.notna(row.get("n")) else shown
-    return f"{shown} [{number(scale * low, decimals)}, {number(scale * high, decimals)}]"
+    decimals = interval_decimals(scale * low, scale * high, decimals)
+    return (
+        f"{number(scale * value, decimals)}{unit} [{number(scale * low, decimals)}, {number(scale * high, decimals)}]"
+    )
 
 
 def share(row: pd.Series, name: str, decimals: int, instead: str) -> str:
     """Return a share as `78.2 % [77.9, 78.5]`, or `78.2 % (reason)` without an interval."""
     low, high = (row[f"{name}_{end}"] for end in ("low", "high"))
     ends = instead if pd.isna(low) or pd.isna(high) else ""
+    decimals = decimals if ends else interval_decimals(100 * low, 100 * high, decimals)
     shown = f"({ends})" if ends else f"[{number(100 * low, decimals)}, {number(100 * high, decimals)}]"
     return f"{percent(row[name], decimals)} {shown}"
 
