@@ -293,10 +293,15 @@ def significance(is_within_noise: bool) -> str:
     return f"{'not ' if is_within_noise else ''}significantly different, 95\u00a0%"
 
 
+_IN_BRACKETS = re.compile(r"\([^()]*\)|\[[^\[\]]*\]")
+
+
 def join(parts: list[str], last: str = "and") -> str:
-    """Return the parts as an enumeration: `a, b and c`."""
+    """Return the parts as an enumeration: `a, b and c`, or `a, b; c` if a part contains a comma outside brackets."""
     if len(parts) < 2:
         return "".join(parts)
+    if any(", " in _IN_BRACKETS.sub("", part) for part in parts):
+        return "; ".join(parts)
     return f"{', '.join(parts[:-1])} {last} {parts[-1]}"
 
 
