@@ -210,6 +210,22 @@ def test_bar_labels_name_varying_fields_and_do_not_overlap() -> None:
     assert all(upper.y0 > lower.y1 for upper, lower in pairwise(boxes))
 
 
+def test_models_that_differ_much_in_speed_have_panels_of_their_own() -> None:
+    models = ["mlp", "resnet18", "resnet50"]
+    found = pd.DataFrame({"model": models * 2, "batch_per_gpu": [4] * 3 + [8] * 3, "world_size": 1})
+    values = pd.DataFrame({"forward_s": [0.2, 9.0, 20.0, 5.0, 9.0, 20.0]})
+    figure = stacked_bars(found, values, PHASE_LABELS, ["model"], ("GPU", "GPUs"), "ms")
+    shown = [
+        [label.get_text().removeprefix("model ") for label in axis.get_yticklabels()]
+        for axis in figure.axes
+        if axis.get_visible()
+    ]
+    assert shown == [["mlp"], ["resnet18", "resnet50"], models]
+    totals = pd.Series(0.0, index=found.index)
+    together = stacked_bars(found, values, PHASE_LABELS, ["model"], ("GPU", "GPUs"), "ms", totals)
+    assert sum(axis.get_visible() for axis in together.axes) == 2
+
+
 def test_bars_of_many_fields_keep_distinct_labels_on_a_phone() -> None:
     axes = {
         "storage": ("arrow_raw", "jpeg"),
