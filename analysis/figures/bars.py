@@ -47,7 +47,7 @@ _VISIBLE_SHARE = 0.003
 _MOST_NAMED = 2
 """Maximum models in the title of a panel."""
 
-_MOST_UNEVEN = 10
+_MOST_UNEVEN = 20
 """Longest bar of a panel / that of its fastest model, above which slower models have a panel of their own."""
 
 
@@ -187,7 +187,7 @@ def stacked_bars(
                 axis.use_sticky_edges = False  # leave room after bars that end at the edge
                 axis.scatter(totals.loc[panel.index], range(len(panel)), marker="|", s=110, color=INK, zorder=3)
             axis.set_yticks(range(len(panel)), [bars[index] for index in panel.index])
-            axis.set_ylim(len(panel) - 0.5, -0.5)  # from top to bottom, without margins
+            axis.set_ylim(most - 0.5, -0.5)  # from top to bottom, bars of equal height in all panels
             axis.grid(visible=False, axis="y")
             axis.set_title(filled(title, 40))
             axis.set_xlabel(x_label)
