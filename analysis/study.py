@@ -19,14 +19,14 @@ from analysis.compare.ladder import ladder_rows
 from analysis.compare.one_field import change_rows
 from analysis.compare.scaling import scaling_rows, speed_up_rows
 from analysis.compare.steps import loss_rows, timeline_rows
-from analysis.measure.configurations import configurations, derived_lengths, trial_fields
+from analysis.measure.configurations import configurations, derived_lengths, rows_with, trial_fields
 from analysis.measure.measures import summaries
 from analysis.read.environment import by_environment, comparable_fingerprints, difference
 from analysis.read.fields import Fields
 from analysis.read.results import Results
 from analysis.read.study_record import StudyRecord
 from analysis.read.unread import unread_axes, with_merged_axes
-from analysis.text import RankNouns
+from analysis.text import RankNouns, configuration_label, with_short_arguments
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,10 +122,8 @@ class Analysis:
     @cached_property
     def changes(self) -> pd.DataFrame:
         """Return what changes gain with the headline's workload, see `compare.one_field.change_rows`."""
-        rows = self.configurations
-        for name, own in (self.headlines[0].shown if self.headlines else {}).items():
-            rows = rows[rows[name] == own]
-        return change_rows(rows, self.fields)
+        workload = self.headlines[0].shown if self.headlines else {}
+        return change_rows(rows_with(self.configurations, workload), self.fields)
 
     @cached_property
     def regions(self) -> pd.DataFrame:
@@ -189,3 +187,11 @@ def study_ranks(analysis: Analysis) -> RankNouns:
     """Return what this study's ranks are called, with the labels of its fields."""
     trials = analysis.results.trials
     return RankNouns.of(trials["device"].dropna() if "device" in trials else (), analysis.results.fields.labels)
+
+
+def workload_label(analysis: Analysis, headline: Headline) -> str:
+    """Return the label of a headline's workload; empty if the study has one workload."""
+    row = analysis.configurations.loc[[headline.configuration]].iloc[0]
+    return configuration_label(
+        with_short_arguments(analysis.configurations, row), headline.shown, study_ranks(analysis)
+    )

@@ -1,7 +1,6 @@
 """Format values as text: labels of fields, ranks and configurations, and consistently rounded numbers."""
 
 import math
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -125,18 +124,44 @@ def brief_label(
 
 
 def with_short_arguments(configurations: pd.DataFrame, row: pd.Series) -> pd.Series:
-    """Return a configuration in which `…` replaces the options that the arguments of all scripts start with.
+    """Return a configuration in which `…` replaces the options of its script that tell nothing.
 
-    Its last option stays in any case. configurations: all of the study.
+    These are the ones that the most common arguments have too; in the most common arguments themselves, those that no
+    others change. An option that is given again keeps the values that the most common arguments lack. configurations:
+    all of the study.
     """
     if _ARGUMENTS not in row or text(row[_ARGUMENTS]) == MISSING:
         return row
-    given = str(row[_ARGUMENTS]).split()
-    others = {text(value) for value in configurations[_ARGUMENTS]} - {MISSING}
-    common = len(os.path.commonprefix([other.split() for other in others]))
-    options = [i for i, word in enumerate(given[: common + 1]) if i and word.startswith("-")]
-    short = " ".join(["…", *given[options[-1] :]]) if options and len(others) > 1 else row[_ARGUMENTS]
-    return pd.Series({**row, _ARGUMENTS: short})
+    given = configurations[_ARGUMENTS].map(text)
+    given = given[given != MISSING]
+    usual, own = _options(given.mode().iloc[0]), _options(str(row[_ARGUMENTS]))
+    if own == usual:
+        others = [_options(other) for other in given.unique()]
+        short = {name: values for name, values in own.items() if any(other.get(name) != values for other in others)}
+    else:
+        short = {
+            name: values[len(known) :] if values[: len(known)] == known else values
+            for name, values in own.items()
+            if values != (known := usual.get(name, []))
+        }
+    if not short or not usual.keys() <= own.keys() or short == own:
+        return row
+    return pd.Series({**row, _ARGUMENTS: " ".join(["…", *(part for parts in short.values() for part in parts)])})
+
+
+def _options(arguments: str) -> dict[str, list[str]]:
+    """Return the options of a script by name, each as often as it is given, with its values; "" are those before."""
+    options: dict[str, list[str]] = {}
+    name = ""
+    for word in arguments.split():
+        if re.match(r"--?[a-zA-Z]", word):
+            name = word.partition("=")[0]
+            options.setdefault(name, []).append(word)
+        elif name in options:
+            options[name][-1] += f" {word}"
+        else:
+            options[name] = [word]
+    return options
 
 
 def telling_label(configurations: pd.DataFrame, row: pd.Series, fields: Sequence[str], ranks: tuple[str, str]) -> str:
@@ -206,6 +231,12 @@ def further_repeats(more: float) -> str:
     return f"{'many' if math.isinf(more) else f'about {more:.0f}'} more repeat{'' if more == 1 else 's'}"
 
 
+def interval_decimals(low: float, high: float, decimals: int) -> int:
+    """Return the decimals of a value and its interval: up to 2 more if the ends of the interval would look equal."""
+    more = (enough for enough in range(decimals, decimals + 3) if number(low, enough) != number(high, enough))
+    return next(more, decimals)
+
+
 def with_interval(
     value: float, low: float, high: float, decimals: int, instead: str | None = None, more: float = 0.0
 ) -> str:
@@ -218,6 +249,7 @@ def with_interval(
         return not_resolved(more)
     if pd.isna(low) or pd.isna(high):
         return f"{number(value, decimals)} [{instead}]" if instead else number(value, decimals)
+    decimals = interval_decimals(low, high, decimals)
     return f"{number(value, decimals)} [{number(low, decimals)}, {number(high, decimals)}]"
 
 
@@ -261,10 +293,15 @@ def significance(is_within_noise: bool) -> str:
     return f"{'not ' if is_within_noise else ''}significantly different, 95\u00a0%"
 
 
+_IN_BRACKETS = re.compile(r"\([^()]*\)|\[[^\[\]]*\]")
+
+
 def join(parts: list[str], last: str = "and") -> str:
-    """Return the parts as an enumeration: `a, b and c`."""
+    """Return the parts as an enumeration: `a, b and c`, or `a, b; c` if a part contains a comma outside brackets."""
     if len(parts) < 2:
         return "".join(parts)
+    if any(", " in _IN_BRACKETS.sub("", part) for part in parts):
+        return "; ".join(parts)
     return f"{', '.join(parts[:-1])} {last} {parts[-1]}"
 
 

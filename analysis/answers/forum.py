@@ -17,9 +17,9 @@ from analysis.answers.reply import (
     size_of,
     span,
     times,
-    where,
 )
 from analysis.compare.scaling import STRONG, WEAK
+from analysis.measure.configurations import rows_with
 from analysis.measure.measures import cost_of_waiting_s
 from analysis.predict.inputs import ReportInputs
 from analysis.read.schema import PHASES
@@ -113,7 +113,7 @@ def non_blocking(inputs: ReportInputs) -> Reply | Missing:
         return Missing(_ON_GPUS, "--set pin_memory=false --set non_blocking=true,false")
     found = pairs(inputs, _UNPINNED_ASYNC, _PAGEABLE)
     if found.empty:
-        rows = where(inputs.configurations, _PAGEABLE).dropna(subset="host_transfer_s")
+        rows = rows_with(inputs.configurations, _PAGEABLE).dropna(subset="host_transfer_s")
         known = ""
         if len(rows):
             share = rows["host_transfer_s"].astype(float) / rows["host_to_device_s"].astype(float)
@@ -205,7 +205,7 @@ LEAST_WAIT_S = 0.5e-3
 
 def _pinned(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows with pinned memory and asynchronous copies, all rows if there are none."""
-    found = where(rows, _PINNED)
+    found = rows_with(rows, _PINNED)
     return found if len(found) else rows
 
 

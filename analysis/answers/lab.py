@@ -209,16 +209,25 @@ def recipes(inputs: ReportInputs) -> Reply | Missing:
     if plain.empty or others.empty:
         return Missing("no recipe was trained at the largest batch")
     base = float(plain["epoch_top1"].iloc[0])
-    listed = [f"{row['recipe']} reaches {_top1(row)} ({number(100 * (row['epoch_top1'] - base), 1)} points)"
-              for _, row in others.iterrows()]  # fmt: skip
+    cells = accuracy.cells[accuracy.cells["trial_ids"].isin(largest["trial_ids"])].set_index("recipe")
+    held_out = {str(name): f"{points(value)} held-out" for name, value in cells["top1"].items()}
+    listed = [
+        f"{row['recipe']} reaches {_top1(row)} ({number(100 * (row['epoch_top1'] - base), 1)} points; "
+        f"{held_out[row['recipe']]})"
+        for _, row in others.iterrows()
+    ]
     best = highest(others, "epoch_top1")
     helps = float(best["epoch_top1_low"]) > float(plain["epoch_top1_high"].iloc[0])
-    verdict = f"{best['recipe']} helps" if helps else "None of the recipes has a significantly higher training accuracy"
+    verdict = (
+        f"{best['recipe']} raises training accuracy"
+        if helps
+        else "None of the recipes has a significantly higher training accuracy"
+    )
     return Reply(
         f"{verdict}. At batch {number(best['global_batch'], 0)} plain training has a training accuracy of "
-        f"{_top1(plain.iloc[0])}; "
-        f"{'; '.join(listed)}.",
-        {"plain_top1": base, "best_top1": float(best["epoch_top1"])},
+        f"{_top1(plain.iloc[0])} ({held_out[accuracy.plain]} after the last epoch); {'; '.join(listed)}.",
+        {"plain_top1": base, "best_top1": float(best["epoch_top1"])}
+        | {f"{name}_held_out_top1": float(value) for name, value in cells["top1"].items()},
     )
 
 

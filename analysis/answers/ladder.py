@@ -76,7 +76,7 @@ def precision(inputs: ReportInputs) -> Reply | Missing:
     for index, row in reached.iterrows():
         name = str(index)
         speed = f"{times(speeds[name] / base)} as fast" if base and name in speeds else "speed not measured"
-        listed.append(f"{name}: {speed}, accuracy {share(row, 'top1', 2, 'one seed')}")
+        listed.append(f"{row['recipe']}: {speed}, accuracy {share(row, 'top1', 2, 'one seed')}")
         numbers[name] = float(row["top1"])
     spread = 100 * (reached["top1"].max() - reached["top1"].min())
     return Reply(

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from analysis.answers.reply import NEAR, Missing, Reply, highest, measured, pairs, repeats, span, times, where
+from analysis.answers.reply import NEAR, Missing, Reply, highest, measured, pairs, repeats, span, times
 from analysis.checks.pause import PAUSED
-from analysis.measure.configurations import throughput_estimates
+from analysis.measure.configurations import rows_with, throughput_estimates
 from analysis.predict.inputs import ReportInputs
 from analysis.statistics import ratios_to_reference
 from analysis.study import study_ranks
@@ -24,7 +24,9 @@ def workers(inputs: ReportInputs) -> Reply | Missing:
         return Missing("fewer than two numbers of loader workers ran", "--loader-workers 2,8,32")
     unsteady = rows["throughput_samples_per_s_more"].astype(float) > 0
     best = highest(rows if unsteady.all() else rows[~unsteady], "throughput_samples_per_s")
-    rows = where(rows, {name: best[name] for name in inputs.axes if name not in ("loader_workers", "cpus_per_rank")})
+    rows = rows_with(
+        rows, {name: best[name] for name in inputs.axes if name not in ("loader_workers", "cpus_per_rank")}
+    )
     ratios = ratios_to_reference(throughput_estimates(rows), pd.Series(best.name, index=rows.index))
     rows = rows.assign(**{f"relative{end}": ratios[name] for end, name in (("", "ratio"), ("_high", "high"))})
     alike = rows[rows["cpus_per_rank"] == best["cpus_per_rank"]].sort_values("loader_workers")

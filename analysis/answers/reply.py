@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from analysis.measure.configurations import RESULT_COLUMNS, throughput_estimates, trial_fields
+from analysis.measure.configurations import RESULT_COLUMNS, rows_with, throughput_estimates, trial_fields
 from analysis.statistics import ratios_to_reference
 from analysis.study import Analysis, study_ranks
-from analysis.text import not_resolved, number, percent, value_label
+from analysis.text import interval_decimals, not_resolved, number, percent, value_label
 
 MS = 1e3
 
@@ -61,16 +61,20 @@ def measured(row: pd.Series, name: str, decimals: int, scale: float = 1.0, unit:
     value, low, high = (row[f"{name}{end}"] for end in ("", "_low", "_high"))
     if row.get(f"{name}_more", 0.0) > 0:
         return not_resolved(row[f"{name}_more"])
-    shown = f"{number(scale * value, decimals)}{unit}"
     if pd.isna(low) or pd.isna(high):
+        shown = f"{number(scale * value, decimals)}{unit}"
         return f"{shown} ({repeats(row['n'])})" if pd.notna(row.get("n")) else shown
-    return f"{shown} [{number(scale * low, decimals)}, {number(scale * high, decimals)}]"
+    decimals = interval_decimals(scale * low, scale * high, decimals)
+    return (
+        f"{number(scale * value, decimals)}{unit} [{number(scale * low, decimals)}, {number(scale * high, decimals)}]"
+    )
 
 
 def share(row: pd.Series, name: str, decimals: int, instead: str) -> str:
     """Return a share as `78.2 % [77.9, 78.5]`, or `78.2 % (reason)` without an interval."""
     low, high = (row[f"{name}_{end}"] for end in ("low", "high"))
     ends = instead if pd.isna(low) or pd.isna(high) else ""
+    decimals = decimals if ends else interval_decimals(100 * low, 100 * high, decimals)
     shown = f"({ends})" if ends else f"[{number(100 * low, decimals)}, {number(100 * high, decimals)}]"
     return f"{percent(row[name], decimals)} {shown}"
 
@@ -112,8 +116,8 @@ def pairs(analysis: Analysis, numerator: Mapping[str, object], denominator: Mapp
         return pd.DataFrame(columns=["configuration", "reference", "ratio", "ratio_low", "ratio_high", "ratio_more"])
     rest = [name for name in trial_fields(rows) if name not in (*RESULT_COLUMNS, *names)]
     keyed = rows.assign(key=rows.groupby(rest, dropna=False, sort=False).ngroup())
-    first = where(keyed, denominator).drop_duplicates("key").reset_index().set_index("key")["configuration"]
-    second = where(keyed, numerator)
+    first = rows_with(keyed, denominator).drop_duplicates("key").reset_index().set_index("key")["configuration"]
+    second = rows_with(keyed, numerator)
     second = second[second["key"].isin(first.index)]
     reference = second["key"].map(first).astype(int)
     ratio = ratios_to_reference(throughput_estimates(rows), reference)
@@ -128,14 +132,6 @@ def pairs(analysis: Analysis, numerator: Mapping[str, object], denominator: Mapp
 
 
 _ENDS = {"": "ratio", "_low": "low", "_high": "high", "_more": "more"}
-
-
-def where(rows: pd.DataFrame, values: Mapping[str, object]) -> pd.DataFrame:
-    """Return the rows with these values, each one value or a tuple; ignore fields that are not recorded."""
-    for name, value in values.items():
-        if name in rows:
-            rows = rows[rows[name].isin(value if isinstance(value, tuple) else (value,))]
-    return rows
 
 
 def preferred(rows: pd.DataFrame, name: str, order: Sequence[object]) -> pd.DataFrame:

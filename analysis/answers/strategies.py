@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from analysis.answers.reply import Missing, Reply, highest, measured, ms, pairs, size_of, times, where
+from analysis.answers.reply import Missing, Reply, highest, measured, ms, pairs, size_of, times
 from analysis.compare.scaling import STRONG
+from analysis.measure.configurations import rows_with
 from analysis.predict.inputs import ReportInputs
 from analysis.read.schema import TOO_LARGE
 from analysis.text import GIB, join, number
@@ -28,7 +29,7 @@ def ways(inputs: ReportInputs) -> Reply | Missing:
     """State the throughput of each way to average gradients relative to DDP, on the most ranks."""
     rows = _on_most(inputs)
     on_most = {"configuration": tuple(rows.index)}
-    found = {key: where(pairs(inputs, fields, ddp), on_most) for key, (_, fields, ddp) in _WAYS.items()}
+    found = {key: rows_with(pairs(inputs, fields, ddp), on_most) for key, (_, fields, ddp) in _WAYS.items()}
     ratios = {key: part.iloc[0] for key, part in found.items() if len(part)}
     if not ratios:
         return Missing("no other way ran next to DDP on several ranks", "--gpus 1,2")
@@ -81,7 +82,7 @@ def sharding(inputs: ReportInputs) -> Reply | Missing:
     rows = _on_most(inputs)
     found = {}
     for name in _SHARDED:
-        both = where(pairs(inputs, {"parallel": name}, {"parallel": "ddp"}), {"configuration": tuple(rows.index)})
+        both = rows_with(pairs(inputs, {"parallel": name}, {"parallel": "ddp"}), {"configuration": tuple(rows.index)})
         if len(both):
             peaks = both["reference"].map(rows["peak_memory_bytes"]).astype(float)
             found[name] = both.iloc[int(peaks.fillna(0.0).to_numpy().argmax())]

@@ -19,12 +19,12 @@ def cost(inputs: ReportInputs) -> Reply | Missing:
     base: Any = rows["fp32"]
     speeds = {name: row["throughput_samples_per_s"] / base["throughput_samples_per_s"] for name, row in rows.items()}
     listed = [
-        f"{name}: {number(row['throughput_samples_per_s'], 0)} samples/s ({times(speeds[name])} of fp32), "
+        f"{row['recipe']}: {number(row['throughput_samples_per_s'], 0)} samples/s ({times(speeds[name])} of fp32), "
         f"accuracy {share(row, 'top1', 2, 'one seed')}"
         for name, row in rows.items()
     ]
     others = {name: row for name, row in rows.items() if name != "fp32"}
-    lost = [name for name, row in others.items() if row["plain_difference_high"] < 0]
+    lost = [row["recipe"] for row in others.values() if row["plain_difference_high"] < 0]
     most = -100 * min(row["plain_difference_low"] for row in others.values())
     first = (
         f"Accuracy falls in {join(lost)}"

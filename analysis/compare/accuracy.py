@@ -293,11 +293,11 @@ def rank_speed_ups(accuracy: Accuracy) -> pd.DataFrame:
 def by_precision(accuracy: Accuracy | None) -> pd.DataFrame:
     """Return held-out accuracy after the last epoch by number format.
 
-    Columns: n, top1 and plain_difference, both with `_low` and `_high`, and throughput_samples_per_s (see `cells`), and
-    trained (workload and epochs). Empty unless trainings differ only in number format and seed.
+    Columns: recipe, n, top1 and plain_difference, both with `_low` and `_high`, and throughput_samples_per_s (see
+    `cells`), and trained (workload and epochs). Empty unless trainings differ only in number format and seed.
     """
     intervals = [f"{name}{end}" for name in ("top1", "plain_difference") for end in ("", "_low", "_high")]
-    columns = ["n", *intervals, "throughput_samples_per_s", "trained"]
+    columns = ["recipe", "n", *intervals, "throughput_samples_per_s", "trained"]
     if accuracy is None or "precision" not in accuracy.runs:
         return pd.DataFrame(columns=columns)
     formats = accuracy.runs.groupby("recipe")["precision"].agg(["first", "nunique"])

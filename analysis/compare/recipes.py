@@ -21,6 +21,9 @@ _NO_RECIPE_KINDS = ("loading", "layout", "batch", "machine", "timing", "run")
 _NO_RECIPE = ("noise_scale", "reference_batch", "interconnect")
 """Fields that are never part of a recipe."""
 
+_LEVELS = {"fp32": "O0", "fp16": "O1", "fp16_master": "O2", "fp16_pure": "O3"}
+"""Levels of mixed precision, as NVIDIA Apex names them."""
+
 _RULES = {"linear": "linear", "sqrt": "square root"}
 _OPTIMIZERS = {"sgd": "SGD", "nesterov": "Nesterov momentum", "lars": "LARS", "lamb": "LAMB", "adamw": "AdamW"}
 _WORDS = {
@@ -63,15 +66,21 @@ def with_recipes(runs: pd.DataFrame, declared: Fields) -> tuple[pd.DataFrame, st
     nouns = RankNouns.of((), declared.labels)
     # Number formats are compared with each other; none of them is a recipe.
     only_precision_varies = named == ["precision"] and not ruled.any()
-    names = [
-        str(row["precision"]) if only_precision_varies else _name(row, plain, named, warmups_differ, nouns)
-        for _, row in runs.iterrows()
-    ]
+    if only_precision_varies:
+        names = _format_names(runs["precision"])
+    else:
+        names = [_name(row, plain, named, warmups_differ, nouns) for _, row in runs.iterrows()]
     runs = runs.assign(recipe=names, rest=rest)
     plain_name = NOTHING if NOTHING in names else str(runs["recipe"][runs["rest"] == plain_rest].iloc[0])
     rows = sorted(set(names), key=lambda name: (name != plain_name, name.count(" + "), name))
     runs["recipe_number"] = [rows.index(name) for name in names]
     return runs, plain_name
+
+
+def _format_names(formats: pd.Series) -> list[str]:
+    """Return the names of number formats, with their levels of mixed precision if each of them has one."""
+    have_levels = formats.isin([*_LEVELS]).all()
+    return [f"{name} ({_LEVELS[name]})" if have_levels else str(name) for name in formats]
 
 
 def _most_frequent(rest: pd.Series, runs: pd.DataFrame) -> str:

@@ -28,6 +28,7 @@ from analysis.figures.style import (
 from analysis.text import (
     brief_label,
     configuration_label,
+    join,
     telling_fields,
     text,
     value_label,
@@ -42,6 +43,12 @@ MOST_COMMON = "most common settings"
 
 _VISIBLE_SHARE = 0.003
 """Share of the longest bar of its panel below which a part is too small to recognise, and is not in the legend."""
+
+_MOST_NAMED = 2
+"""Maximum models in the title of a panel."""
+
+_MOST_UNEVEN = 20
+"""Longest bar of a panel / that of its fastest model, above which slower models have a panel of their own."""
 
 
 def identifying_label(
@@ -112,6 +119,26 @@ def _bar_labels(
     return cut if is_distinct else complete
 
 
+def _panels(
+    configurations: pd.DataFrame, lengths: pd.Series, ranks: tuple[str, str], *, by_model: bool
+) -> list[tuple[str, pd.DataFrame]]:
+    """Return title and configurations of each panel: one per batch, several if models differ too much in speed."""
+    panels = []
+    for batch, rows in configurations.groupby("batch_per_gpu"):
+        title = value_label("batch_per_gpu", batch, ranks)
+        models = rows["model"] if by_model and "model" in rows else pd.Series("", index=rows.index)
+        longest = lengths[rows.index].groupby(models).max().sort_values()
+        groups: list[list[str]] = []
+        for model, length in longest.items():
+            if not groups or length > _MOST_UNEVEN * longest[groups[-1][0]]:
+                groups.append([])
+            groups[-1].append(str(model))
+        for group in groups:
+            names = f", {join(group) if len(group) <= _MOST_NAMED else f'{len(group)} models'}" * (len(groups) > 1)
+            panels.append((title + names, rows[models.isin(group)]))
+    return panels
+
+
 def stacked_bars(
     configurations: pd.DataFrame,
     values: pd.DataFrame,
@@ -122,7 +149,7 @@ def stacked_bars(
     totals: pd.Series | None = None,
     headline: int | None = None,
 ) -> Figure:
-    """Draw a stacked bar per configuration, labelled by the varying fields of `names`; one panel per batch.
+    """Draw a stacked bar per configuration, labelled by the varying fields of `names`; see `_panels`.
 
     values: the parts in the unit of the axis, one row per configuration; negative ones are stacked to the left. labels:
     of all possible parts, at most as many as `COLOURS`; their order defines the colours. totals: marked across the bar.
@@ -130,8 +157,9 @@ def stacked_bars(
     """
     colours = dict(zip(labels, COLOURS, strict=False))
     varying = [name for name in names if configurations[name].nunique(dropna=False) > 1] or list(names[-1:])
-    by_batch = list(configurations.groupby("batch_per_gpu"))
-    all_panels = headline_shown(by_batch, lambda panel: headline in panel[1].index)
+    # A difference between steps may be small because a model is not slowed.
+    found = _panels(configurations, values.abs().sum(axis=1), ranks, by_model=totals is None)
+    all_panels = headline_shown(found, lambda panel: headline in panel[1].index)
     panels = all_panels[: most_panels()]
     columns = column_count(len(panels), 2)
     rows = -(-len(panels) // columns)
@@ -147,7 +175,7 @@ def stacked_bars(
             layout="constrained",
         )
         axes = list(grid.flat)
-        for axis, (batch, panel) in zip(axes, panels, strict=False):
+        for axis, (title, panel) in zip(axes, panels, strict=False):
             panel = panel.sort_values(varying, kind="stable")
             right, left = np.zeros(len(panel)), np.zeros(len(panel))
             for name in values.columns:
@@ -159,9 +187,9 @@ def stacked_bars(
                 axis.use_sticky_edges = False  # leave room after bars that end at the edge
                 axis.scatter(totals.loc[panel.index], range(len(panel)), marker="|", s=110, color=INK, zorder=3)
             axis.set_yticks(range(len(panel)), [bars[index] for index in panel.index])
-            axis.set_ylim(len(panel) - 0.5, -0.5)  # from top to bottom, without margins
+            axis.set_ylim(most - 0.5, -0.5)  # from top to bottom, bars of equal height in all panels
             axis.grid(visible=False, axis="y")
-            axis.set_title(value_label("batch_per_gpu", batch, ranks))
+            axis.set_title(filled(title, 40))
             axis.set_xlabel(x_label)
         for axis in axes[len(panels) :]:
             axis.set_visible(False)

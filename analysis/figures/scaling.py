@@ -133,7 +133,7 @@ def _line(axis: Any, series: pd.DataFrame, colour: Any, marker: str, label: str)
 def phases(analysis: Analysis) -> Figure | None:
     """Phases of a step with instruments (mean over ranks), one bar per configuration.
 
-    One panel per batch, each with its own scale.
+    One panel per batch, or per batch and models of similar speed, each with its own scale.
     """
     configurations = analysis.configurations
     if configurations.empty:

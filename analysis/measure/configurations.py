@@ -148,6 +148,14 @@ def configurations(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, axis=1).copy()
 
 
+def rows_with(rows: pd.DataFrame, values: Mapping[str, object]) -> pd.DataFrame:
+    """Return the rows with these values, each one value or a tuple; ignore fields that are not recorded."""
+    for name, value in values.items():
+        if name in rows:
+            rows = rows[rows[name].isin(value if isinstance(value, tuple) else (value,))]
+    return rows
+
+
 def throughput_estimates(found: pd.DataFrame) -> pd.DataFrame:
     """Return the throughput columns of `configurations` in the format of `statistics.ratios`."""
     names = {f"throughput_{name}": name for name in _ESTIMATE}

@@ -34,6 +34,12 @@ HOST_BOUND_STEP_SHARE = 0.75
 HOST_BOUND_LAUNCH_RATIO = 0.9
 """A host that needs this share of a step, plain or on an idle device, cannot run ahead of the device."""
 
+WAITING_BUSY_SHARE = 0.95
+"""If the device is busy for this share of the plain step, a launch that ends only with the device's work is a wait."""
+
+_ENDS_TOGETHER = 0.99
+"""Launch time as a share of the span on an idle device from which on both end together."""
+
 
 def summarise(steps: pd.DataFrame) -> dict[str, float | int | bool | None]:
     """Return the measures of one trial by the names in `MEASURES`; None if not measured.
@@ -63,8 +69,10 @@ def summarise(steps: pd.DataFrame) -> dict[str, float | int | bool | None]:
     previous_step_done_share: share of steps, without synchronisation, at whose end the previous step had left the
     device.
     host_bound: True if issuing a step takes longer than its kernels on the device, and at least 0.75 of the plain step.
-    Otherwise something else takes the time, such as a slow all-reduce. If kernel time is unknown: True if issuing takes
-    at least 0.75 of the plain step and 0.9 of it or of the span on an idle device, and most previous steps had ended.
+    Otherwise something else takes the time, such as a slow all-reduce. False if launching ends only with the device's
+    work while the device is busy for 0.95 of the plain step: the host then waits for it, as with Horovod. If kernel
+    time is unknown: True if issuing takes at least 0.75 of the plain step and 0.9 of it or of the span on an idle
+    device, and most previous steps had ended.
     None if neither was measured.
     peak_memory_bytes, peak_reserved_bytes: allocated, and reserved by the allocator; maximum over ranks.
     """
@@ -182,6 +190,7 @@ def _host_bound(measures: pd.DataFrame, launch_ratio: pd.Series) -> pd.Series:
     done_share = measures["previous_step_done_share"]
     is_compared = issue_s.notna() & busy_s.notna() & step_s.notna()
     slower = (issue_s > busy_s) & (issue_s >= HOST_BOUND_STEP_SHARE * step_s)
+    slower &= ~((launch_ratio >= _ENDS_TOGETHER) & (measures["busy_fraction"] >= WAITING_BUSY_SHARE))
     is_long = ~(issue_s < HOST_BOUND_STEP_SHARE * step_s)
     share = pd.concat([launch_ratio, issue_s / step_s], axis=1).max(axis=1)
     by_ratio = (share >= HOST_BOUND_LAUNCH_RATIO) & (done_share > 0.5) & is_long

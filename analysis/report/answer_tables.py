@@ -16,7 +16,7 @@ from analysis.compare.one_field import like_headline
 from analysis.compare.scaling import STRONG, WEAK
 from analysis.predict.forecast import FORECAST_FACTORS, forecast
 from analysis.predict.inputs import ReportInputs
-from analysis.study import Analysis, study_ranks
+from analysis.study import Analysis, study_ranks, workload_label
 from analysis.tables.communication import exposed_cost
 from analysis.tables.phases import phases
 from analysis.tables.predictions import series_label
@@ -173,7 +173,7 @@ def workloads(analysis: Analysis) -> Table:
     configurations, ranks = analysis.configurations, study_ranks(analysis)
     many = len(configurations) > MOST_ROWS
     if many:
-        labels = {each.configuration: _workload_label(analysis, each) for each in analysis.headlines}
+        labels = {each.configuration: _with_settings(analysis, each) for each in analysis.headlines}
     else:
         labels = {int(str(index)): _full_label(analysis, row) for index, row in configurations.iterrows()}
     rows = configurations.loc[list(labels)]
@@ -196,14 +196,15 @@ def workloads(analysis: Analysis) -> Table:
     )
 
 
-def _workload_label(analysis: Analysis, headline: Headline) -> str:
+def _with_settings(analysis: Analysis, headline: Headline) -> str:
     """Return the label of a workload, with the settings of its fastest configuration that are not the usual ones."""
     configurations = analysis.configurations
     row = configurations.loc[[headline.configuration]].iloc[0]
     usual = {name: configurations[name].map(text).mode().iloc[0] for name in analysis.axes}
     without = {"world_size", "nodes", "batch_per_gpu", *headline.shown}
     unusual = [name for name in analysis.axes if name not in without and text(row[name]) not in (usual[name], MISSING)]
-    return configuration_label(row, [*headline.shown, *unusual[:_MOST_SETTINGS]], study_ranks(analysis))
+    settings = configuration_label(row, unusual[:_MOST_SETTINGS], study_ranks(analysis))
+    return ", ".join(part for part in (workload_label(analysis, headline), settings) if part)
 
 
 def _full_label(analysis: Analysis, row: pd.Series) -> str:
@@ -244,9 +245,14 @@ def holds_back(analysis: Analysis) -> Table:
     size = (
         "" if analysis.headline is None else value_label("world_size", int(analysis.headline_row["world_size"]), ranks)
     )
-    return Table(
-        f"Parts of a step on {size}", columns, frame.sort_values("share_percent", ascending=False, ignore_index=True)
-    )
+    frame = frame.sort_values("share_percent", ascending=False, ignore_index=True)
+    return Table(f"Parts of a step on {size}{_of_workload(analysis)}", columns, frame)
+
+
+def _of_workload(analysis: Analysis) -> str:
+    """Return the headline's workload as the end of a title; empty if the study has one workload."""
+    label = workload_label(analysis, analysis.headlines[0]) if analysis.headlines else ""
+    return f" ({label})" if label else ""
 
 
 def _what_reduces(cause: str, row: pd.Series) -> str:
@@ -273,8 +279,9 @@ def _lost(analysis: Analysis) -> Table:
     rows.append({"cause": "total", "lost": round(total, decimals), "longer_s": total * to_seconds, "how": None})
     frame = pd.DataFrame(rows)
     frame["trial_ids"] = [_trial_ids(analysis, analysis.headline)] * len(frame)
+    size = value_label("world_size", int(analysis.headline_row["world_size"]), ranks)
     return Table(
-        f"{ranks[1]} lost on {value_label('world_size', int(analysis.headline_row['world_size']), ranks)}",
+        f"{ranks[1]} lost on {size}{_of_workload(analysis)}",
         (
             Column("cause", "cause", "see the communication breakdown; causes add up to the total."),
             Column("lost", f"{ranks[1]} lost", f"{ranks[1]} x growth / step time.", decimals=decimals),
@@ -299,7 +306,7 @@ def changes(analysis: Analysis) -> Table:
     frame["where"] = [_where(analysis, names, index) for index in frame["configuration"]]
     frame["trial_ids"] = [_trial_ids(analysis, index) for index in frame["configuration"]]
     return Table(
-        "Gain by one change" if frame["is_measured"].any() else "Largest possible gain by one change",
+        f"{'Gain' if frame['is_measured'].any() else 'Largest possible gain'} by one change{_of_workload(analysis)}",
         (
             Column("change", "change"),
             Column("how", "how"),

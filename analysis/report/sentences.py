@@ -14,10 +14,9 @@ from analysis.predict.forecast import FORECAST_FACTORS, HOST_BOUND, NETWORK, NO_
 from analysis.predict.inputs import ReportInputs
 from analysis.predict.next_trial import next_trial
 from analysis.read.environment import done_environments
-from analysis.study import Analysis, study_ranks
+from analysis.study import Analysis, study_ranks, workload_label
 from analysis.text import (
     SLOWDOWN_LABELS,
-    configuration_label,
     further_repeats,
     join,
     lost_decimals,
@@ -53,8 +52,8 @@ _CAVEATS = {
     "little about scaling. Use a larger batch, or a compiled or captured step.",
     NO_SCALING: "No prediction for the fastest configuration: its measured scaling is uncertain by more than a factor "
     "of 2. Add repeats.",
-    NETWORK: "Predicted as if all ranks were in one node, because no network between nodes was measured: "
-    "state one with predict --interconnect.",
+    NETWORK: "Predicted as if all ranks were in one node, without an interval, because no network between nodes was "
+    "measured: state one with predict --interconnect.",
     NOT_RESOLVED: "Some predictions have no interval: it exceeds a factor of 2. Add repeats or sizes.",
 }
 
@@ -82,8 +81,7 @@ def _fewer_are_faster(analysis: Analysis) -> list[str]:
     best = None if analysis.headline is None else fewer_and_faster(analysis, analysis.headline)
     if best is None:
         return []
-    ranks, workload = study_ranks(analysis), analysis.headlines[0].shown
-    label = configuration_label(workload, workload, ranks)
+    ranks, label = study_ranks(analysis), workload_label(analysis, analysis.headlines[0])
     both = (best, analysis.headline_row)
     few, all_ranks = (value_label("world_size", int(row["world_size"]), ranks) for row in both)
     shown = " against ".join(number(row["throughput_samples_per_s"], 0) for row in both)
@@ -124,8 +122,7 @@ def holds_back(analysis: Analysis) -> list[str]:
     bound = shares["bound"]
     if isinstance(bound, str):
         takes = _takes(analysis, bound)
-        workload = analysis.headlines[0].shown
-        label = configuration_label(workload, workload, study_ranks(analysis))
+        label = workload_label(analysis, analysis.headlines[0])
         of_workload = f" of {label}" if label else ""
         sentences.append(f"The step{of_workload} is bound by {WORDS[bound].label}{takes}.")
     if analysis.lost_ranks:
@@ -192,7 +189,6 @@ def change(analysis: Analysis) -> list[str]:
     # a gain whose interval contains none is not stated; one without repeats has no interval
     measured = gains[gains["is_measured"] & (gains["gain"] >= _VISIBLE_GAIN) & ~(gains["gain_low"].astype(float) <= 1)]
     measured = measured[measured["is_used"] | measured["is_open"]]
-    workload = analysis.headlines[0].shown
     bounds = gains[~gains["is_measured"].astype(bool)]
     bounds = bounds[~(bounds["gain"].astype(float) < largest_gain(NOISE))]
     sentences = []
@@ -212,7 +208,7 @@ def change(analysis: Analysis) -> list[str]:
     elif bound == "compute" and bounds.empty:
         others = "All else that was measured" if pd.isna(analysis.headline_regions["wire"]) else "All but compute"
         sentences.append(f"{others} takes less than {percent(NOISE)} of the step: try {faster_compute(row)}.")
-    label = configuration_label(workload, workload, study_ranks(analysis))
+    label = workload_label(analysis, analysis.headlines[0])
     return [f"This is about {label}.", *sentences] if label and sentences else sentences
 
 

@@ -3,7 +3,14 @@
 from dataclasses import replace
 
 from analysis.compare.bottleneck import issue_ratio
-from analysis.measure.measures import BUSY, HOST_BOUND_LAUNCH_RATIO, LAUNCHED, LAUNCHES, cost_of_waiting_s
+from analysis.measure.measures import (
+    BUSY,
+    HOST_BOUND_LAUNCH_RATIO,
+    LAUNCHED,
+    LAUNCHES,
+    WAITING_BUSY_SHARE,
+    cost_of_waiting_s,
+)
 from analysis.study import Analysis
 from analysis.tables.table import N_COLUMN, Column, Table, axis_columns, blocks
 from analysis.text import PHASE_LABELS
@@ -84,8 +91,9 @@ def host(analysis: Analysis) -> Table:
                 "host_bound",
                 "host-bound",
                 "yes: launching a step takes longer than its kernels, and at least 0.75 of the plain step. "
-                "Then a larger batch, compilation or CUDA graphs help, and a faster GPU does "
-                f"not.{_WITHOUT_KERNEL_TIME if unknown else ''}",
+                "Then a larger batch, compilation or CUDA graphs help, and a faster GPU does not. No if the launch "
+                f"ends only with the GPU's work, and the GPU is busy for {WAITING_BUSY_SHARE:g} of the step: the host "
+                f"then waits for the GPU.{_WITHOUT_KERNEL_TIME if unknown else ''}",
             ),
             N_COLUMN,
         ),

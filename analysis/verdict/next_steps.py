@@ -7,7 +7,7 @@ import pandas as pd
 
 from analysis.compare.best import MAX_LISTED_WORKLOADS, BestConfiguration, best_configurations
 from analysis.duration import duration
-from analysis.measure.configurations import units_per_s
+from analysis.measure.configurations import rows_with, units_per_s
 from analysis.predict.inputs import ReportInputs
 from analysis.predict.next_trial import LEAST_GAIN, NARROWER, NextTrial, next_trial
 from analysis.read.study_record import GOALS
@@ -123,8 +123,7 @@ def _best_of_workload(analysis: Analysis, goal: str, scale: pd.Series, workload:
         if goal == "throughput" and pd.notna(rate := rates.loc[workload.best]):
             text += f", {number(rate, 0)} {unit}/s"
     unresolved = configurations[configurations["throughput_samples_per_s_more"].astype(float) > 0]
-    for name, own in workload.workload.items():
-        unresolved = unresolved[unresolved[name] == own]
+    unresolved = rows_with(unresolved, workload.workload)
     rates = unresolved["throughput_samples_per_s"].astype(float) * scale.reindex(unresolved.index)
     if rates.max() > value:
         faster = int(unresolved.index.to_numpy()[rates.to_numpy().argmax()])

@@ -6,6 +6,7 @@ import os
 import shlex
 import statistics
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,10 @@ def write_summary(
 
 
 def summary_text(summary: dict[str, Any], samples: Sequence[dict[str, Any]]) -> str:
-    """Return the content of summary.json. It is long with many samples, so each of them is one line."""
+    """Return the content of summary.json. It is long with many samples, so each of them is one line.
+
+    Paths of temporary files, in commands and messages, are relative to their folder.
+    """
     rows = ",\n".join(f"  {json.dumps(sample)}" for sample in samples)
-    return f'{json.dumps(summary, indent=1)[:-2]},\n "samples": [\n{rows}\n ]\n}}\n'
+    text = f'{json.dumps(summary, indent=1)[:-2]},\n "samples": [\n{rows}\n ]\n}}\n'
+    return text.replace(f"{tempfile.gettempdir()}/", "")

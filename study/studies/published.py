@@ -286,8 +286,8 @@ def vgg_case_study(capacity: Capacity) -> Study:
     return Study(
         name="vgg-case-study",
         question=(
-            "How do step time and peak memory per GPU grow with the batch for VGG-19, with DataParallel and with DDP, "
-            "and which accuracy does each batch reach?"
+            "How do step time and peak memory per GPU grow with the batch, with DataParallel and with DDP, and which "
+            "accuracy does each batch reach?"
         ),
         base=base | {"learning_rate": 0.01},
         axes={

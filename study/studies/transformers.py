@@ -33,7 +33,7 @@ def gpt2_scaling(capacity: Capacity) -> Study:
     return Study(
         name="gpt2-scaling",
         question=(
-            "How many tokens per second does GPT-2 124M train on with more and more GPUs, with a fixed number of "
+            "How many tokens per second does a language model train on with more and more GPUs, with a fixed number of "
             "sequences per GPU and with a fixed number of tokens per step?"
         ),
         base=_base(on_gpus),

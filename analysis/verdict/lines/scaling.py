@@ -239,7 +239,7 @@ def more_ranks(analysis: ReportInputs, subject: Subject) -> CardLine:
         value = float(sizes[0] * within_one["efficiency"].iloc[0])
         return line(
             f"{sizes[0]} would do the work of {value:.{_decimals(value)}f} if all were linked as in one node "
-            "(predicted; no network between nodes was measured)",
+            "(predicted without interval: no network between nodes was measured)",
             Quantity("predicted_equivalent_ranks_like_one_node", value, one),
             Quantity("predicted_ranks", float(sizes[0]), one),
         )

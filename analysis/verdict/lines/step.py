@@ -127,6 +127,7 @@ def _gain(share: float, part: str, shares: pd.Series) -> tuple[Quantity, str]:
     if math.isinf(gain):
         return Quantity("largest_possible_speed_up", None, "1"), "no upper bound, since this takes the entire step"
     of = " of what is exposed" if is_exposed_only(part, shares) else ""
+    of = " of the wait, without the copy" if part == "load" and shares["transfer"] >= NOISE else of
     return Quantity("largest_possible_speed_up", gain, "1"), f"up to +{percent(gain - 1)} (upper bound{of})"
 
 

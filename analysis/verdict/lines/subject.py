@@ -9,8 +9,7 @@ import pandas as pd
 
 from analysis.compare.scaling import STRONG, WEAK, alike
 from analysis.measure.configurations import LAYOUT, trial_fields
-from analysis.study import Analysis, study_ranks
-from analysis.text import configuration_label
+from analysis.study import Analysis, workload_label
 
 LONGEST_WORKLOAD = 36
 """Maximum characters of a workload's name on the card; longer ones are cut."""
@@ -43,8 +42,8 @@ class Subject:
 
 def subjects(analysis: Analysis) -> list[Subject]:
     """Return one subject per workload, the one that scales worst first; see `compare.best.headlines` for the rule."""
-    configurations, found, ranks = analysis.configurations, [], study_ranks(analysis)
-    labels = shortened([configuration_label(line.shown, line.shown, ranks) for line in analysis.headlines])
+    configurations, found = analysis.configurations, []
+    labels = shortened([workload_label(analysis, headline) for headline in analysis.headlines])
     for headline, label in zip(analysis.headlines, labels, strict=True):
         row = headline.scaling
         strong, strong_batch = (None, float("nan"))

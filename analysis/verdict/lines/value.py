@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.text import further_repeats, number, percent
+from analysis.text import further_repeats, interval_decimals, number, percent
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,15 @@ class Quantity:
         """Return `7.8 (7.7–7.9)`, `7.8` without an interval, or that the number is not resolved."""
         if self.value is None:
             return self.unresolved
+        decimals = self.telling_decimals(decimals, scale)
         shown = number(scale * self.value, decimals)
         return f"{shown} ({ends})" if (ends := self.ends(decimals, scale)) else shown
+
+    def telling_decimals(self, decimals: int, scale: float = 1.0) -> int:
+        """Return the decimals that the value needs so that its interval does not look like a point."""
+        if self.low is None or self.high is None:
+            return decimals
+        return interval_decimals(scale * self.low, scale * self.high, decimals)
 
     def ends(self, decimals: int, scale: float = 1.0) -> str:
         """Return the interval as `7.7–7.9`, or `-0.4 to 1.2`; empty if it is unknown."""
@@ -143,5 +150,6 @@ def share_text(quantity: Quantity) -> str:
     decimals = (
         1 if quantity.low is not None and quantity.high is not None and quantity.high - quantity.low < 0.01 else 0
     )
+    decimals = quantity.telling_decimals(decimals, 100)
     ends = quantity.ends(decimals, 100)
     return percent(quantity.value, decimals) + (f", {ends}" if ends else "")

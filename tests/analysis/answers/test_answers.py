@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from analysis.answers import lab as lab_answers
 from analysis.answers import trainings
 from analysis.answers import vgg as vgg_answers
 from analysis.answers.lab_tables import document, tables
 from analysis.answers.registry import ANSWERS, Answer, answers
 from analysis.answers.reply import Missing, Reply
+from analysis.compare.accuracy import by_precision
 from analysis.predict.inputs import report_inputs
 from analysis.read.results import load_reduced
 from study.studies.questions import QUESTIONS
@@ -349,6 +351,34 @@ def test_number_formats_state_speed_and_accuracy_relative_to_fp32(tmp_path: Path
     assert isinstance(found, Reply)
     assert found.numbers == pytest.approx({"bf16_speed": 2, "bf16_points": 0, "fp16_speed": 2, "fp16_points": -5})
     assert found.text.startswith("Accuracy falls in fp16 (95")
+
+
+def test_number_formats_have_their_levels_if_all_have_one(tmp_path: Path) -> None:
+    write_study(tmp_path)
+    for name in ("fp32", "fp16", "fp16_pure"):
+        fields = TRAINING | {"precision": name}
+        write_training(tmp_path, fields, epochs(fields, 0.9, 0.01))
+    reached = by_precision(report_inputs(load_reduced(tmp_path))[0].accuracy)
+    assert dict(reached["recipe"]) == {"fp32": "fp32 (O0)", "fp16": "fp16 (O1)", "fp16_pure": "fp16_pure (O3)"}
+
+
+def test_recipes_state_held_out_accuracy_next_to_training_accuracy(tmp_path: Path) -> None:
+    """LARS gains in training, and loses on held-out samples."""
+    write_study(tmp_path, configuration={"repeats": 3, "report_epoch": 5})
+    layouts: list[tuple[dict[str, Any], float, float]] = [
+        ({}, 0.9, 0.9),
+        ({"batch_per_gpu": 1024}, 0.6, 0.5),
+        ({"batch_per_gpu": 1024, "optimizer": "lars"}, 0.7, 0.4),
+    ]
+    for layout, training, held_out in layouts:
+        for seed, shift in enumerate((-0.001, 0.0, 0.001)):
+            fields = TRAINING | layout | {"seed": seed, "repeat": seed, "epochs": 5}
+            write_training(tmp_path, fields, epochs(fields, held_out + shift, 0.01).assign(train_top1=training + shift))
+    found = lab_answers.recipes(report_inputs(load_reduced(tmp_path))[0])
+    assert isinstance(found, Reply)
+    assert found.numbers == pytest.approx(
+        {"plain_top1": 0.6, "best_top1": 0.7, "no recipe_held_out_top1": 0.5, "LARS_held_out_top1": 0.4}
+    )
 
 
 def test_a_global_batch_that_ranks_divide_is_compared_by_seed(tmp_path: Path) -> None:

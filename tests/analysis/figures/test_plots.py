@@ -211,6 +211,22 @@ def test_bar_labels_name_varying_fields_and_do_not_overlap() -> None:
     assert all(upper.y0 > lower.y1 for upper, lower in pairwise(boxes))
 
 
+def test_models_that_differ_much_in_speed_have_panels_of_their_own() -> None:
+    models = ["mlp", "resnet18", "resnet50"]
+    found = pd.DataFrame({"model": models * 2, "batch_per_gpu": [4] * 3 + [8] * 3, "world_size": 1})
+    values = pd.DataFrame({"forward_s": [0.2, 9.0, 20.0, 5.0, 9.0, 20.0]})
+    figure = stacked_bars(found, values, PHASE_LABELS, ["model"], ("GPU", "GPUs"), "ms")
+    shown = [
+        [label.get_text().removeprefix("model ") for label in axis.get_yticklabels()]
+        for axis in figure.axes
+        if axis.get_visible()
+    ]
+    assert shown == [["mlp"], ["resnet18", "resnet50"], models]
+    totals = pd.Series(0.0, index=found.index)
+    together = stacked_bars(found, values, PHASE_LABELS, ["model"], ("GPU", "GPUs"), "ms", totals)
+    assert sum(axis.get_visible() for axis in together.axes) == 2
+
+
 def test_bars_of_many_fields_keep_distinct_labels_on_a_phone() -> None:
     axes = {
         "storage": ("arrow_raw", "jpeg"),
@@ -231,15 +247,25 @@ def test_bars_of_many_fields_keep_distinct_labels_on_a_phone() -> None:
     assert shown == "script /home/me/train.py, NCCL_ALGO=arrow_raw, order in_order"
 
 
-def test_labels_of_scripts_leave_out_the_options_that_all_start_with() -> None:
-    given = ["--data /d --epochs 3", "--data /d --epochs 3 --lr 0.1", "--data /d --epochs 5", ""]
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (
+            ["--data /d --epochs 3", "--data /d --epochs 3 --lr 0.1", "--data /d --epochs 5", ""],
+            ["… --epochs 3", "… --lr 0.1", "… --epochs 5", ""],
+        ),
+        (
+            ["--model a --batch 8 --size 2"] * 2 + ["--model a --batch 8 --size 2 --model b --batch 4", "--model a"],
+            ["--model a --batch 8 --size 2"] * 2 + ["… --model b --batch 4", "--model a"],
+        ),
+        (["--set x=1 --set y=2", "--set x=1 --set y=3"], ["--set x=1 --set y=2", "--set x=1 --set y=3"]),
+        (["--lr=0.1 -v one"], ["--lr=0.1 -v one"]),
+    ],
+)
+def test_labels_of_scripts_show_the_options_that_differ(given: list[str], shown: list[str]) -> None:
     own = pd.DataFrame({"script": "train.py", "script_arguments": given})
-    shown = [telling_label(own, row, ["script_arguments"], ("GPU", "GPUs")) for _, row in own.iterrows()]
-    assert [label.rpartition("arguments ")[2] for label in shown] == [
-        "… --epochs 3", "… --epochs 3 --lr 0.1", "… --epochs 5", ""
-    ]  # fmt: skip
-    alone = own.iloc[[1, 3]]
-    assert telling_label(alone, alone.iloc[0], ["script_arguments"], ("GPU", "GPUs")).endswith(f" {given[1]}")
+    labels = [telling_label(own, row, ["script_arguments"], ("GPU", "GPUs")) for _, row in own.iterrows()]
+    assert [label.rpartition("arguments ")[2] for label in labels] == shown
 
 
 def test_of_many_fields_a_label_has_the_users_file_and_what_differs_among_configurations_with_it() -> None:

@@ -155,6 +155,17 @@ def test_host_bound_requires_issuing_slower_than_the_device_and_most_of_the_step
 
 
 @pytest.mark.parametrize(
+    ("launch_ratio", "busy_ratio", "host_bound"), [(1.0, 0.98, False), (1.0, 0.9, True), (0.96, 0.975, True)]
+)
+def test_a_launch_that_ends_with_a_busy_device_waits_for_it(
+    launch_ratio: float, busy_ratio: float, host_bound: bool
+) -> None:
+    measures = summarise(steps(CUDA, 0.5, launch_ratio=launch_ratio, busy_ratio=busy_ratio))
+    assert measures["step_launch_s"] > measures["busy_s"]  # type: ignore[operator]
+    assert measures["host_bound"] is host_bound
+
+
+@pytest.mark.parametrize(
     ("launch_ratio", "previous_done", "host_bound"),
     [(0.95, 1.0, True), (0.95, 0.0, False), (0.5, 1.0, False), (0.5, 0.0, False)],
 )

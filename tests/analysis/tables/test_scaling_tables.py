@@ -14,7 +14,7 @@ from analysis.report.report import write_report
 from analysis.report.sections import TABLES
 from analysis.study import analyse
 from analysis.tables.table import Column, Table
-from analysis.text import decimals_for, with_interval
+from analysis.text import decimals_for, join, with_interval
 from tests.support.frames import FIELDS, gpu_study, grid, record, steps, write_results, write_study, write_trial
 
 BASE = {"device": "cuda", "steps": 4, "cpus_per_rank": 8}
@@ -281,7 +281,15 @@ def test_decimals_suit_the_smallest_value_of_a_column(values: list[float], decim
 
 def test_intervals_are_rounded_like_their_value() -> None:
     assert with_interval(12.34, 11.911, 12.777, 1) == "12.3 [11.9, 12.8]"
+    assert with_interval(3.76, 3.754, 3.781, 1) == "3.76 [3.75, 3.78]", "an interval does not look like a point"
+    assert with_interval(0.1, 0.1, 0.1, 2) == "0.10 [0.10, 0.10]"
     assert with_interval(12345.6, float("nan"), float("nan"), 0) == "12,346"
+
+
+def test_enumerated_parts_with_commas_are_separated_by_semicolons() -> None:
+    assert join(["a", "b", "c"]) == "a, b and c"
+    assert join(["a (1, 2)", "b [3, 4]"]) == "a (1, 2) and b [3, 4]"
+    assert join(["a, 1", "b"]) == "a, 1; b"
 
 
 def test_cells_are_escaped() -> None:
