@@ -126,7 +126,8 @@ def _panels(
     panels = []
     for batch, rows in configurations.groupby("batch_per_gpu"):
         title = value_label("batch_per_gpu", batch, ranks)
-        models = rows["model"] if by_model and "model" in rows else pd.Series("", index=rows.index)
+        has_models = by_model and "model" in rows
+        models = rows["model"].fillna("") if has_models else pd.Series("", index=rows.index)  # code of users has none
         longest = lengths[rows.index].groupby(models).max().sort_values()
         groups: list[list[str]] = []
         for model, length in longest.items():

@@ -78,7 +78,7 @@ class Block(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map [n, t, width] to the same shape."""
         projected = self.attention_in(self.attention_norm(hidden))
-        # each [n, heads, t, d]; chunks, because the gradient of a permutation of all three is copied twice in eager mode
+        # each [n, heads, t, d]; by chunks, because eager mode copies the gradient of a permutation of all three twice
         query, key, value = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in projected.chunk(3, dim=-1)
         )
