@@ -63,7 +63,7 @@ def shortened(table: Table, rows: int = MOST_ROWS) -> Table:
 
 
 def largest_steps(ladder: Table, rows: pd.DataFrame) -> Table:
-    """Return the steps of a ladder, without those that change least if they are many.
+    """Return the steps of a ladder, without those that change little if they are many.
 
     The first and best ones stay, each other step only with the steps that it is compared with.
     """
@@ -80,7 +80,7 @@ def largest_steps(ladder: Table, rows: pd.DataFrame) -> Table:
             names |= chain
     kept = rows[rows["step"].isin(names)]
     left_out = [f"“{name}”" for name in rows["step"] if name not in names]
-    note = f"Without {join(left_out)}, which change{'s' * (len(left_out) == 1)} least." if left_out else ""
+    note = f"Without {join(left_out)}, which change{'s' * (len(left_out) == 1)} little." if left_out else ""
     return replace(ladder, frame=kept.reset_index(drop=True), note=note).telling()
 
 

@@ -160,14 +160,14 @@ def test_a_study_answers_its_own_question_first(name: str, first: str, tmp_path:
     assert len(seen.rows) <= MOST_TABLES
 
 
-def test_a_long_ladder_shows_its_first_and_best_steps_and_leaves_out_those_that_change_least() -> None:
+def test_a_long_ladder_shows_its_first_and_best_steps_and_leaves_out_those_that_change_little() -> None:
     ratios = [1.0, 0.87, 1.38, 1.86, 1.12, 0.92, 1.46, 1.13, 1.01, 3.26]
     steps = pd.DataFrame({"step": [f"step {i}" for i in range(10)], "step_ratio": ratios})
     steps["cumulative_ratio"] = steps["step_ratio"].cumprod()
     steps["against"] = [None, *(f"step {i}" for i in (0, 1, 2, 3, 4, 4, 6, 7, 7))]
     table = largest_steps(Table("Ladder", (Column("step", "step"), Column("step_ratio", "speed-up")), steps), steps)
     assert table.frame["step"].tolist() == [f"step {i}" for i in (0, 1, 2, 3, 4, 6, 7, 9)]
-    assert table.note == "Without “step 5” and “step 8”, which change least."
+    assert table.note == "Without “step 5” and “step 8”, which change little."
     assert set(table.frame["against"].dropna()) <= set(table.frame["step"]), "the step compared with is a row"
     steps.loc[9, "against"] = "step 8"
     table = largest_steps(Table("Ladder", (Column("step", "step"), Column("step_ratio", "speed-up")), steps), steps)
