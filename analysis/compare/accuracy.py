@@ -264,16 +264,16 @@ def difference_of(accuracy: Accuracy, cell: pd.Series, reference: pd.Series) -> 
 
 
 SPEED_UP_COLUMNS = [
-    "recipe", "global_batch", "world_size", "fewest", *(f"speed_up{end}" for end in ("", "_low", "_high")),
+    "recipe", "global_batch", "world_size", "baseline", *(f"speed_up{end}" for end in ("", "_low", "_high")),
 ]  # fmt: skip
 
 
 def rank_speed_ups(accuracy: Accuracy) -> pd.DataFrame:
     """Return how much faster most ranks train than fewest, per recipe and global batch that ran on several numbers.
 
-    Plain training and small batches come first. Columns: `SPEED_UP_COLUMNS`. speed_up: ratio of the geometric means of
-    throughput, without validation, with its 95 % interval (Welch's t on logarithms). Of several layouts with as many
-    ranks, the one that accumulates least.
+    Plain training and small batches come first. Columns: `SPEED_UP_COLUMNS`. baseline: the fewest ranks. speed_up:
+    ratio of the geometric means of throughput, without validation, with its 95 % interval (Welch's t on logarithms). Of
+    several layouts with as many ranks, the one that accumulates least.
     """
     logs = accuracy.runs.set_index("trial_id")["throughput_samples_per_s"].astype(float).map(np.log)
     order = ["recipe_number", "global_batch", "accumulation_steps"]

@@ -266,7 +266,9 @@ def more_ranks(analysis: Analysis) -> str | None:
 
 def as_fast_as(analysis: Analysis, row: pd.Series, times: str) -> str:
     """Return that more ranks train so many times as fast as fewer. row: of `rank_speed_ups`."""
-    many, few = (value_label("world_size", int(row[name]), study_ranks(analysis)) for name in ("world_size", "fewest"))
+    many, few = (
+        value_label("world_size", int(row[name]), study_ranks(analysis)) for name in ("world_size", "baseline")
+    )
     return f"{many} train {times} times as fast as {few} at global batch {number(row['global_batch'], 0)}"
 
 

@@ -354,7 +354,7 @@ def test_the_same_batch_on_more_ranks_is_compared_by_time(tmp_path: Path) -> Non
     assert scales is not None and scales.quantities[0].value == pytest.approx(1.0)
     assert found.accuracy is not None
     (row,) = rank_speed_ups(found.accuracy).to_dict("records")
-    assert (row["global_batch"], row["world_size"], row["fewest"]) == (128, 2, 1)
+    assert (row["global_batch"], row["world_size"], row["baseline"]) == (128, 2, 1)
     assert row["speed_up"] == pytest.approx(1.0), "each step takes 10 ms"
     write_report(tmp_path / "results")
     assert "- order: in_order" in (tmp_path / "results/report/report.md").read_text(), "a field of every trial"
