@@ -196,7 +196,7 @@ def run(configuration: Configuration, command: str, quiet: bool, strict: bool = 
             if prepared.pending:
                 until_reported.enter_context(watched_host(prepared.pending, target, cluster, quiet, strict))
                 if cluster is None:
-                    connection = connect(target, print_to_stderr, prepared.pending)
+                    connection = connect(target, say=print_to_stderr, trials=prepared.pending)
                     cluster = until_reported.enter_context(started_ray(connection, quiet))
                 until_reported.enter_context(on_ending_signals(interrupt))  # Ray has replaced one
                 process.move_to_session(ray_log, cluster.log_dir)

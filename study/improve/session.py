@@ -132,7 +132,9 @@ def _connected(
     if not trials:
         return None
     until_reported.enter_context(watched_host(trials, target, cluster, quiet, strict))
-    connected = cluster or until_reported.enter_context(started_ray(connect(target, print_to_stderr, trials), quiet))
+    connected = cluster or until_reported.enter_context(
+        started_ray(connect(target, say=print_to_stderr, trials=trials), quiet)
+    )
     until_reported.enter_context(on_ending_signals(interrupt))  # Ray has replaced one
     if not quiet:
         for line in cluster_lines(connected, session.asked.configuration.address, gpus(connected.nodes)):

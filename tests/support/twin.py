@@ -13,5 +13,5 @@ from study.orchestrate.twin.local_ranks import LocalProcesses
 def replace_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `run --address local` measure on local processes. Plan, keeper, ranks, store and report are real."""
     cluster = local_cluster(local_capacity())
-    monkeypatch.setattr("study.cli.commands.connect", lambda target, say, trials: nullcontext(cluster))
+    monkeypatch.setattr("study.cli.commands.connect", lambda target, **options: nullcontext(cluster))
     monkeypatch.setattr("study.orchestrate.tune.run_trials", partial(run_trials, ranks=LocalProcesses()))

@@ -1,5 +1,6 @@
 """Joining a running Ray cluster of two nodes by its address, with exact layouts."""
 
+import json
 import os
 import py_compile
 import socket
@@ -161,3 +162,39 @@ def test_a_local_ray_that_misses_its_limit_starts_again_and_leaves_nothing_behin
         assert servers_of(str(late / "logs")) == []
         process.stdin.close()
         assert process.wait(60) == 0
+
+
+TRAINING = """
+import json, os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+with open(f"{os.environ['PLACES']}/{dist.get_world_size()}-{dist.get_rank()}.json", "w") as file:
+    json.dump({name: int(os.environ[name]) for name in names}, file)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+while True:
+    model(torch.randn(4, 64)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_script_runs_on_two_nodes_as_under_torchrun(two_nodes: Cluster, tmp_path: Path) -> None:
+    script, out = tmp_path / "train.py", tmp_path / "results"
+    script.write_text(TRAINING)
+    arguments = [
+        "run", "--script", str(script), "--gpus", "2,4", "--nodes", "2", "--steps", "4", "--repeats", "1",
+        "--set", "sweep_bytes=4096", "--env", f"PLACES={tmp_path}", "--out", str(out),
+    ]  # fmt: skip
+    status, _, stderr = Command([*arguments, "--address", two_nodes.address], tmp_path).wait()
+    assert status == 0, stderr
+    records: list[Any] = list(finished(out).values())
+    assert [(record["status"], record["trial"]["nodes"]) for record in records] == [("done", 2)] * 2
+    places = [json.loads((tmp_path / f"4-{rank}.json").read_text()) for rank in range(4)]
+    assert [place["RANK"] for place in places] == [0, 1, 2, 3]
+    assert [place["LOCAL_RANK"] for place in places] == [0, 1, 0, 1]
+    assert [place["GROUP_RANK"] for place in places] == [0, 0, 1, 1]
+    assert {(place["WORLD_SIZE"], place["LOCAL_WORLD_SIZE"]) for place in places} == {(4, 2)}
