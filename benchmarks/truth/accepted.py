@@ -84,7 +84,7 @@ def measured(name: str, size: int, timeout_s: float) -> dict[str, Any]:
 
 
 def _measures(results: Results) -> dict[str, Any]:
-    """Return status, plain steps, samples and tokens per step, medians of times of steps and phases, and collectives.
+    """Return status, plain steps, samples per step, medians of step and phases in seconds, buckets and collectives.
 
     Seconds are those of the slowest rank.
     """
