@@ -35,7 +35,7 @@ FOLDERS: Mapping[str, tuple[str, ...]] = {
 }
 """Packed results per study, in the order in which they are asked; the first one that can answers a question."""
 
-FURTHER = {"averaging": ("averaging-horovod-2gpu",)}
+FURTHER = {"averaging": ("averaging-horovod-2gpu",), "mlstm-scaling": ("mlstm-scaling-32bit",)}
 """Packed results that answer a question for cases that the others lack."""
 
 _GPU_HOST = [NodeCapacity("host", "", cpus=32, gpus=2)]

@@ -89,22 +89,22 @@ def _buckets() -> tuple[Value, Value, Value]:
 
 
 def _accepted_rows() -> list[tuple[str | Cell, ...]]:
-    """Return what was measured of each script: its steps, samples per step, and milliseconds of step and phases."""
+    """Return what was measured of each script on 1 and on 2 GPUs: its plain steps, and ms of step and phases."""
     rows: list[tuple[str | Cell, ...]] = []
-    for row in samples("accepted-1gpu"):
-        steps = figure("accepted-1gpu", f"{row['script']}, 1 rank: plain steps")
+    for row in [*samples("accepted-1gpu"), *samples("accepted-2gpu")]:
+        ranks = f"{row['size']} rank{'' if row['size'] == 1 else 's'}"
+        steps = figure(f"accepted-{row['size']}gpu", f"{row['script']}, {ranks}: plain steps")
         times = [number(1e3 * row[f"{name}_s"]) for name in ("step", "forward", "backward", "optimizer")]
         arguments = f"`{row['arguments']}`" if row["arguments"] else "none"
-        rows.append(
-            (row["script"], arguments, cell("{:0v}", steps), *(cell("{:1v}", each) for each in times), yes_no(steps))
-        )
+        measured = (cell("{:0v}", steps), *(cell("{:1v}", each) for each in times), yes_no(steps))
+        rows.append((row["script"], str(row["size"]), arguments, *measured))
     return rows
 
 
 ENTRIES: Entries = [
     shows(
-        "accepted-1gpu",
-        ("script", "arguments", "plain steps", "step, ms", "forward", "backward", "optimizer", "goal met"),
+        "accepted",
+        ("script", "GPUs", "arguments", "plain steps", "step, ms", "forward", "backward", "optimizer", "goal met"),
         _accepted_rows(),
     ),
     stated("none of the 20 plain steps asked for", "setting"),
