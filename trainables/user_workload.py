@@ -19,7 +19,8 @@ from trainables.workload import Workload, WorkloadError
 def load_user_workload(spec: str, source: str | None = None) -> Callable[[Trial], Workload]:
     """Import the function given as `FILE.py:NAME`.
 
-    The file is imported as a top-level module, and its folder is put on `sys.path`. Loader processes, which import it
+    The file is imported as a top-level module, or as a module of its package if `__init__.py` is next to it, so that
+    relative imports work. Its folder and that of its package are put on `sys.path`. Loader processes, which import it
     again, then find it and the modules next to it. If the file does not exist, `source` is written to a temporary
     folder and imported instead. Raises WorkloadError.
     """
@@ -35,11 +36,12 @@ def load_user_workload(spec: str, source: str | None = None) -> Callable[[Trial]
             "rename the file, using letters, digits and underscores"
         )
     digest = hashlib.sha256(str(path.resolve()).encode() + path.read_bytes()).hexdigest()
-    module = sys.modules.get(path.stem)
+    module_name, folder = _module_of(path)
+    module = sys.modules.get(module_name)
     if module is None or vars(module).get("_workload_digest") != digest:
         if module is not None and "_workload_digest" not in vars(module):
             _check_same_file(path, module)
-        module = _import(path)
+        module = _import(path, module_name, folder)
         _check_same_file(path, module)
         vars(module)["_workload_digest"] = digest
     function = getattr(module, name, None)
@@ -68,17 +70,32 @@ def _write_source(file_name: str, source: str) -> Path:
     return path
 
 
-def _import(path: Path) -> ModuleType:
-    """Import a user's file afresh, as a module named after the file."""
-    sys.modules.pop(path.stem, None)
-    folder = str(path.parent)
-    sys.path[:] = [folder, *(entry for entry in sys.path if entry != folder)]
+def _module_of(path: Path) -> tuple[str, Path]:
+    """Return the name under which a user's file is imported, and the folder to import it from.
+
+    A package whose name belongs to another one that is in use, such as `study`, is left out of the name.
+    """
+    folder, parts = path.resolve().parent, [path.stem]
+    while (folder / "__init__.py").is_file() and folder.name.isidentifier():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    package = sys.modules.get(parts[0]) if len(parts) > 1 else None
+    if package is not None and str(folder / parts[0]) not in map(os.path.realpath, getattr(package, "__path__", ())):
+        return path.stem, path.parent
+    return ".".join(parts), folder if len(parts) > 1 else path.parent
+
+
+def _import(path: Path, name: str, package_folder: Path) -> ModuleType:
+    """Import a user's file afresh."""
+    sys.modules.pop(name, None)
+    folders = list(dict.fromkeys([str(package_folder), str(path.parent)]))
+    sys.path[:] = [*folders, *(entry for entry in sys.path if entry not in folders)]
     importlib.invalidate_caches()
     with contextlib.suppress(OSError):
         # Python distinguishes .pyc files only by source size and modification time in whole seconds
         Path(importlib.util.cache_from_source(path)).unlink(missing_ok=True)
     try:
-        return importlib.import_module(path.stem)
+        return importlib.import_module(name)
     except (Exception, SystemExit) as error:  # a user's file may raise anything
         raise WorkloadError(f"workload file {path} does not import: {type_and_line(error)}") from error
 

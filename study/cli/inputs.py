@@ -126,10 +126,15 @@ def storage_axis(folder: str) -> dict[str, tuple[str, ...]]:
 
 
 def workload_spec(value: Any, source: str) -> tuple[str, str]:
-    """Return `FILE.py:NAME` with an absolute path, and the digest of the file. The file is parsed, not run."""
+    """Return `FILE.py:NAME` with an absolute path, and the digest of the file. The file is parsed, not run.
+
+    Instead of the file, its name as a module may be given: `package.train:NAME`.
+    """
     text, _, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    if is_module(text) and not text.endswith(".py") and (file := _file_of_module(text)):
+        text = str(file)
     if not text.endswith(".py") or not name.isidentifier():
-        raise ConfigurationError(f"{source} {shown(value)}: expected path/to/file.py:name")
+        raise ConfigurationError(f"{source} {shown(value)}: expected path/to/file.py:name, or package.module:name")
     path, module, digest = _parsed(text, source)
     names, complete = _defined_names(module.body)
     if complete and name not in names:
@@ -156,7 +161,7 @@ def script_or_module(value: Any, source: str) -> tuple[str, str]:
 
 
 def _file_of_module(name: str) -> Path | None:
-    """Return the file that `python -m NAME` runs in this folder. Imports nothing."""
+    """Return the file of a module, which `python -m NAME` runs in this folder. Imports nothing."""
     for folder in (os.getcwd(), *sys.path):
         base = Path(folder, *name.split("."))
         for path in (base / "__main__.py", base.with_name(f"{base.name}.py")):

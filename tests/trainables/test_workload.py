@@ -33,8 +33,10 @@ def imports_as_they_were() -> Iterator[None]:
     path = list(sys.path)
     yield
     sys.path[:] = path
-    for name in ("mine", "outer", "layers_beside_it", "on_another_host", "padded_stand_in", "own_workload"):
+    for name in ("mine", "outer", "layers_beside_it", "on_another_host", "padded_stand_in", "own_workload", "depth"):
         sys.modules.pop(name, None)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "package_of_mine"]:
+        del sys.modules[name]
     importlib.invalidate_caches()
 
 
@@ -189,6 +191,31 @@ def test_a_file_next_to_the_workload_can_be_imported(tmp_path: Path) -> None:
     write(tmp_path / "layers_beside_it.py", "WIDTH = 7\n")
     path = write(tmp_path / "mine.py", "import layers_beside_it\ndef build(t):\n    return layers_beside_it.WIDTH\n")
     assert load_user_workload(f"{path}:build")(Trial()) == 7
+
+
+def test_a_file_in_a_package_may_import_relatively(tmp_path: Path) -> None:
+    package = tmp_path / "package_of_mine"
+    write(package / "__init__.py", "")
+    write(package / "layers.py", "WIDTH = 7\n")
+    write(package / "inner" / "__init__.py", "")
+    write(package / "inner" / "depth.py", "DEPTH = 3\n")
+    text = (
+        "from ..layers import WIDTH\nfrom .depth import DEPTH\nimport depth\nfrom package_of_mine import layers\n"
+        "def build(t):\n    return WIDTH, DEPTH, depth.DEPTH, layers.WIDTH\n"
+    )
+    path = write(package / "inner" / "mine.py", text)
+    function = load_user_workload(f"{path}:build")
+    assert function(Trial()) == (7, 3, 3, 7)
+    assert function.__module__ == "package_of_mine.inner.mine"
+    assert load_user_workload(f"{path}:build") is function
+    write(path, text.replace("return WIDTH", "return 2 * WIDTH"))
+    assert load_user_workload(f"{path}:build")(Trial()) == (14, 3, 3, 7)
+
+
+def test_a_package_named_like_one_in_use_is_no_obstacle(tmp_path: Path) -> None:
+    write(tmp_path / "study" / "__init__.py", "raise SystemExit('never imported')\n")
+    path = write(tmp_path / "study" / "mine.py", NAMED.format(5))
+    assert load_user_workload(f"{path}:build")(Trial()) == 5
 
 
 def test_a_file_is_loaded_once_until_it_is_edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

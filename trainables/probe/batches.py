@@ -29,6 +29,17 @@ def samples(batch: Any) -> int | None:
     return _most_common(map(_stated, items)) if size is None else size
 
 
+def samples_of_inputs(arguments: Sequence[Any]) -> int | None:
+    """Return the number of samples in the arguments of a model's call; None as for `samples`.
+
+    A dict is a batch here, however many arguments there are, and so is the only argument if it is a tuple.
+    """
+    if len(arguments) == 1 and isinstance(arguments[0], (Mapping, tuple)):
+        return samples(arguments[0])
+    size = _most_common(map(_of_field, arguments))
+    return _most_common(map(_stated, arguments)) if size is None else size
+
+
 def _stated(value: Any) -> Sequence[int]:
     """Return the size that an object states, such as a batch of graphs of PyTorch Geometric."""
     for name in ("num_graphs", "batch_size"):

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from trainables.clock import perf_counter
-from trainables.probe.batches import samples, tokens
+from trainables.probe.batches import samples, samples_of_inputs, tokens
 from trainables.step.timing import Clock, Mark
 
 OPTIMIZER = "optimizer"
@@ -247,7 +247,7 @@ class Instruments:
         if self._is_outermost():
             inputs = (list(args[1:] if args and args[0] is outermost.module() else args), kwargs)
             if outermost.trained and learning:
-                size = samples([*inputs[0], *inputs[1].values()])
+                size = samples_of_inputs([*inputs[0], *inputs[1].values()])
                 step.forward_passes.append(ForwardPass(id(outermost), size, tokens(inputs)))
         span = self._start("forward" if outermost.trained else "loss" if learning else "other")
         try:

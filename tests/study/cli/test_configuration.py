@@ -378,6 +378,17 @@ def test_a_workload_can_be_bound_in_any_way(text: str, tmp_path: Path) -> None:
     resolve({"workload": f"{write(tmp_path / 'file.py', text)}:mine"})
 
 
+def test_a_workload_may_be_named_by_its_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "package" / "inner").mkdir(parents=True)
+    path = write(tmp_path / "package" / "inner" / "mine.py", "def build(trial): ...\n")
+    monkeypatch.chdir(tmp_path)
+    assert resolve({"workload": "package.inner.mine:build"}).axes["workload"] == (f"{path}:build",)
+    assert resolve({"workload": "package/inner/mine.py:build"}).axes["workload"] == (f"{path}:build",)
+    with pytest.raises(ConfigurationError) as error:
+        resolve({"workload": "package.other:build"})
+    assert "'package.other:build': expected path/to/file.py:name, or package.module:name" in str(error.value)
+
+
 def test_a_workload_is_checked_without_running_it(tmp_path: Path) -> None:
     path = write(tmp_path / "file.py", "import no_such_module\ndef mine(trial): ...\nraise SystemExit\n")
     resolve({"workload": f"{path}:mine"})
@@ -386,8 +397,8 @@ def test_a_workload_is_checked_without_running_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        ("file.py", "--workload 'file.py': expected path/to/file.py:name"),
-        ("file.txt:mine", "--workload 'file.txt:mine': expected path/to/file.py:name"),
+        ("file.py", "--workload 'file.py': expected path/to/file.py:name, or package.module:name"),
+        ("file.txt:mine", "--workload 'file.txt:mine': expected path/to/file.py:name, or package.module:name"),
         ("none.py:mine", "--workload: file {folder}/none.py does not exist"),
         (
             "file.py:mien",

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader
 
-from trainables.probe.batches import samples, tokens
+from trainables.probe.batches import samples, samples_of_inputs, tokens
 from trainables.probe.counter import MOST_CALLS, period
 from trainables.probe.flops import OperationCounter, traced_operations
 from trainables.probe.job import ProbeJob, ScriptJob
@@ -96,6 +96,28 @@ class Item:
 )
 def test_the_samples_of_a_batch_are_counted(batch: Any, expected: int | None) -> None:
     assert samples(batch) == expected
+
+
+BATCH = {"pixels": X, "label": Y}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([X], 5),
+        ([X, Y], 5),
+        ([BATCH], 5),
+        ([BATCH, {"mask": Y}], 5),
+        ([(X, Y)], 5),
+        ([[X[0], X[1]]], 2),
+        ([[X[0], X[1]], [{"boxes": X}, {"boxes": X}]], 2),
+        ([[{"image": X[0]}, {"image": X[0]}]], 2),
+        ([Graphs()], 7),
+        ([], None),
+    ],
+)
+def test_the_samples_of_a_call_are_counted(arguments: list[Any], expected: int | None) -> None:
+    assert samples_of_inputs(arguments) == expected
 
 
 def test_a_loader_of_batches_without_tensors_states_their_size() -> None:
