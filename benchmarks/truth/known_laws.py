@@ -37,8 +37,8 @@ NOISE = Noise(0.03, 0.03, (0.0, 0.02, 0.0))
 GOAL, REMAINDER_GOAL, GROWTH_SHARE = 0.05, 0.10, 0.05
 NEGLIGIBLE_S = 1e-9
 COMMITTED = (
-    "communication", "communication-first", "captured", "forum-phases", "hpml-lab4", "mlstm-scaling", "vgg-case-study",
-    "interconnect/unlimited", "interconnect/1gbit", "interconnect/200mbit",
+    "communication", "communication-first", "captured", "forum-phases", "hpml-lab4", "mlstm-scaling",
+    "mlstm-scaling-32bit", "vgg-case-study", "interconnect/unlimited", "interconnect/1gbit", "interconnect/200mbit",
 )  # fmt: skip
 
 LAWS: Mapping[str, KnownLaw] = {

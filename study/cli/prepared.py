@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.duration import duration
+from analysis.read.own_code import OWN_VALUES
 from study.capacity import Capacity
 from study.cli.configuration import Configuration, to_yaml
 from study.errors import ConfigurationError, counted
@@ -97,7 +98,7 @@ class PreparedStudy:
     def outline(self) -> str:
         """The trials to run in one line: their number, the axes, repeats and estimated time."""
         study = self.study
-        axes = [_as_option(name, ",".join(map(str, values))) for name, values in study.axes.items() if len(values) > 1]
+        axes = [text for name, values in study.axes.items() if len(values) > 1 for text in _as_axes(name, values)]
         axes += [counted(len(study.cases), "case")] if study.cases else []
         parts = [counted(len(self.pending), "trial"), f": {' x '.join(axes)}" if axes else ""]
         parts += [f", {counted(study.repeats, 'repeat')}; about {duration(self.estimate.duration_s)}"]
@@ -115,8 +116,27 @@ class PreparedStudy:
         return f"{row.case}: {values}" if row.case else values
 
 
+def _as_axes(field: str, values: Sequence[Any]) -> list[str]:
+    """Return an axis as the options that make it: one per flag, variable or config entry of a user's own code."""
+    if field not in OWN_VALUES:
+        return [_as_option(field, ",".join(map(str, values)))]
+    chosen = [OWN_VALUES[field](value) for value in values]
+    names = dict.fromkeys(name for values in chosen for name in values)
+    option = "--env " if field == "script_env" else "--vary="
+    axes = []
+    for name in names:
+        different = list(dict.fromkeys(str(values.get(name, False)) for values in chosen))
+        if set(different) == {"True", "False"} and field == "script_flags":
+            axes.append(f"{option}{name}")
+        elif len(different) > 1:
+            axes.append(f"{option}{name}={','.join(different)}")
+    return axes
+
+
 def _as_option(field: str, value: Any) -> str:
-    if field in ("script_flags", "script_env", "function_config"):
+    if field == "function_config":
+        return ", ".join(f"{name}={entry}" for name, entry in OWN_VALUES[field](value).items())
+    if field in OWN_VALUES:
         return str(value)  # it names itself
     option = OPTION_OF_FIELD.get(field)
     return f"--{option.name} {value}" if option and option.is_axis else f"{field} {value}"

@@ -53,6 +53,21 @@ def test_every_combination_of_flags_and_variables_is_a_trial(script: str, result
     assert all(trial.door == "script" and trial.script == script for trial in planned)
 
 
+def test_the_outline_names_each_flag_variable_and_config_entry_that_varies_once(
+    script: str, results_folder: str
+) -> None:
+    common = {"gpus": "1,2", "repeats": 1, "out": results_folder}
+    options = common | {
+        "script": script, "vary": ["--batch-size=16,32", "--amp", "--lr=1"], "env": ["NCCL_ALGO=Ring,Tree"],
+    }  # fmt: skip
+    axes = "--gpus 1,2 x --vary=--batch-size=16,32 x --vary=--amp x --env NCCL_ALGO=Ring,Tree"
+    assert prepare(resolve(options), NODES).outline.startswith(f"16 trials: {axes}, 1 repeat")
+    options = common | {"train-func": f"{script}:train_func", "vary": ["batch_size=16,32", "lr=0.1"]}
+    prepared = prepare(resolve(options), NODES)
+    assert prepared.outline.startswith("4 trials: --gpus 1,2 x --vary=batch_size=16,32, 1 repeat")
+    assert prepared.label(prepared.rows[0]) == "--gpus 1, batch_size=16, lr=0.1"
+
+
 def test_a_bound_field_is_an_axis_that_reaches_the_script(script: str, results_folder: str) -> None:
     options = {
         "script": script, "gpus": "1", "bind": ["batch_per_gpu=--bs", "loader_workers=data.workers"],
