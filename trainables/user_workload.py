@@ -28,11 +28,11 @@ def load_user_workload(spec: str, source: str | None = None) -> Callable[[Trial]
     path = Path(file_name)
     if not path.is_file():
         if source is None:
-            raise WorkloadError(f"workload file {file_name} does not exist; give --workload path/to/file.py:name")
+            raise WorkloadError(f"file {file_name} does not exist; give --workload path/to/file.py:name")
         path = _write_source(path.name, source)
     if not path.stem.isidentifier():
         raise WorkloadError(
-            f"workload file {path} cannot be imported: {path.stem!r} is no module name; "
+            f"file {path} cannot be imported: {path.stem!r} is no module name; "
             "rename the file, using letters, digits and underscores"
         )
     digest = hashlib.sha256(str(path.resolve()).encode() + path.read_bytes()).hexdigest()
@@ -51,9 +51,7 @@ def load_user_workload(spec: str, source: str | None = None) -> Callable[[Trial]
             for key, value in vars(module).items()
             if callable(value) and getattr(value, "__module__", None) == module.__name__
         ]
-        raise WorkloadError(
-            f"workload file {path} has no function {name!r}; it defines: {', '.join(defined) or 'none'}"
-        )
+        raise WorkloadError(f"file {path} has no function {name!r}; it defines: {', '.join(defined) or 'none'}")
     return function
 
 
@@ -97,7 +95,7 @@ def _import(path: Path, name: str, package_folder: Path) -> ModuleType:
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:  # a user's file may raise anything
-        raise WorkloadError(f"workload file {path} does not import: {type_and_line(error)}") from error
+        raise WorkloadError(f"file {path} does not import: {type_and_line(error)}") from error
 
 
 def _check_same_file(path: Path, module: ModuleType) -> None:
@@ -105,5 +103,5 @@ def _check_same_file(path: Path, module: ModuleType) -> None:
     location = getattr(module, "__file__", None)
     if location is None or Path(location).resolve() != path.resolve():
         raise WorkloadError(
-            f"workload file {path} is shadowed by another module named {path.stem!r} ({location}); rename the file"
+            f"file {path} is shadowed by another module named {path.stem!r} ({location}); rename the file"
         )

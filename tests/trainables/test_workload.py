@@ -151,14 +151,14 @@ def test_an_unknown_function_lists_the_defined_ones(tmp_path: Path) -> None:
         "import torch\nfrom math import sqrt\nfrom numpy import add\nsize = 3\ndef small(t): ...\ndef large(t): ...\n"
     )
     path = write(tmp_path / "mine.py", text)
-    expected = f"workload file {path} has no function 'build'; it defines: small, large"
+    expected = f"file {path} has no function 'build'; it defines: small, large"
     assert line(f"{path}:build") == expected
     assert line(f"{path}:size") == expected.replace("'build'", "'size'")
 
 
 def test_a_file_without_functions_is_reported(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.py", "")
-    assert line(f"{path}:build") == f"workload file {path} has no function 'build'; it defines: none"
+    assert line(f"{path}:build") == f"file {path} has no function 'build'; it defines: none"
 
 
 def test_a_file_name_that_python_cannot_import_is_rejected(tmp_path: Path) -> None:

@@ -620,7 +620,7 @@ def test_a_workload_that_cannot_be_imported_is_refused_before_ray_starts(
     file.write_text("import no_such_module\n\ndef mine(trial):\n    ...\n")
     assert main(["run", "smoke", "--workload", f"{file}:mine", "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        f"error: workload file {file} does not import: ModuleNotFoundError: No module named 'no_such_module'"
+        f"error: file {file} does not import: ModuleNotFoundError: No module named 'no_such_module'"
     ]
 
 
