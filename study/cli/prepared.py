@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.duration import duration
-from analysis.read.own_code import OWN_VALUES
 from study.capacity import Capacity
 from study.cli.configuration import Configuration, to_yaml
 from study.errors import ConfigurationError, counted
@@ -116,11 +115,21 @@ class PreparedStudy:
         return f"{row.case}: {values}" if row.case else values
 
 
+_NAMED_VALUES = ("script_flags", "script_env", "function_config")
+"""Fields of a user's own code whose text holds several values by name."""
+
+
+def _values_by_name(field: str, text: str) -> dict[str, Any]:
+    from analysis.read.own_code import OWN_VALUES  # imports pandas, which most plans do without
+
+    return OWN_VALUES[field](text)
+
+
 def _as_axes(field: str, values: Sequence[Any]) -> list[str]:
     """Return an axis as the options that make it: one per flag, variable or config entry of a user's own code."""
-    if field not in OWN_VALUES:
+    if field not in _NAMED_VALUES:
         return [_as_option(field, ",".join(map(str, values)))]
-    chosen = [OWN_VALUES[field](value) for value in values]
+    chosen = [_values_by_name(field, value) for value in values]
     names = dict.fromkeys(name for values in chosen for name in values)
     option = "--env " if field == "script_env" else "--vary="
     axes = []
@@ -135,8 +144,8 @@ def _as_axes(field: str, values: Sequence[Any]) -> list[str]:
 
 def _as_option(field: str, value: Any) -> str:
     if field == "function_config":
-        return ", ".join(f"{name}={entry}" for name, entry in OWN_VALUES[field](value).items())
-    if field in OWN_VALUES:
+        return ", ".join(f"{name}={entry}" for name, entry in _values_by_name(field, value).items())
+    if field in _NAMED_VALUES:
         return str(value)  # it names itself
     option = OPTION_OF_FIELD.get(field)
     return f"--{option.name} {value}" if option and option.is_axis else f"{field} {value}"
