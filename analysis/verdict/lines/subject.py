@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.compare.best import MAX_LISTED_WORKLOADS
 from analysis.compare.scaling import STRONG, WEAK, alike
 from analysis.measure.configurations import LAYOUT, trial_fields
 from analysis.study import Analysis, workload_label
@@ -15,7 +16,7 @@ LONGEST_WORKLOAD = 36
 """Maximum characters of a workload's name on the card; longer ones are cut."""
 
 
-MOST_WORKLOADS = 3
+MOST_WORKLOADS = MAX_LISTED_WORKLOADS
 """Maximum workloads that the card lists individually."""
 
 
