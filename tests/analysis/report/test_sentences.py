@@ -6,7 +6,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from analysis.compare.bottleneck import WORDS
+from analysis.compare.bottleneck import WORDS, removable
 from analysis.compare.causes import SLOWDOWN_PARTS, visible_causes
 from analysis.figures.answers import lost_rows
 from analysis.predict.inputs import ReportInputs
@@ -15,6 +15,7 @@ from analysis.report.answer_tables import holds_back as held_back
 from analysis.report.sentences import actions, change, holds_back, largest_cause, more, scale
 from analysis.tables.accuracy import lossless_batch
 from analysis.text import lost_decimals, part_of
+from analysis.verdict.bottleneck import bounds, host_bound
 from analysis.verdict.card import card_of
 from analysis.verdict.facts import facts_line
 from analysis.verdict.next_steps import best
@@ -132,7 +133,7 @@ def test_a_long_table_of_changes_says_how_many_it_has() -> None:
 
 def test_predictions_of_other_configurations_than_the_cards_are_named() -> None:
     study = study_named("gpt2-scaling")
-    assert more(study)[0].startswith("No prediction for the fastest configuration: ")
+    assert more(study)[0].startswith("No prediction for the card's configuration: ")
     assert "configuration" in [column.header for column in outlook(study).columns]
 
 
@@ -199,7 +200,35 @@ def test_fewer_ranks_that_train_faster_are_the_first_advice() -> None:
 
 def test_nothing_is_lost_only_as_far_as_the_interval_allows() -> None:
     line = card_of(study_named("default-grid")).line("lost")
-    assert line is not None and line.text == "nothing; the interval allows 0.256 GPU"
+    assert line is not None and line.text == "nothing; the interval allows 0.26 GPU"
+
+
+@pytest.mark.parametrize("name", ["everything", "doors/study", "doors-2gpu/study"])
+def test_card_and_sections_of_many_workloads_are_about_one_configuration(name: str) -> None:
+    study = study_named(name)
+    parts = removable(study.regions)
+    assert parts.max(axis=1)[study.headline] == max(parts.loc[each.configuration].max() for each in study.headlines)
+    line = card_of(study).line("do_next")
+    assert line is not None and line.quantities[0].value == pytest.approx(study.gains["gain"].max())
+    assert line.text.startswith(study.gains.sort_values("gain")["how"].iloc[-1])
+
+
+def test_numbers_have_no_more_digits_than_they_are_known_to() -> None:
+    cost = best(study_named("default-2gpu"), "cost")
+    assert "14.12 [14.10, 14.14] million samples per GPU-hour" in cost
+    lost_ms = next(
+        column for column in held_back(study_named("averaging-horovod")).columns if column.name == "longer_s"
+    )
+    assert lost_ms.decimals == 1
+    unknown_causes = card_of(study_named("averaging")).line("lost")
+    assert unknown_causes is not None and unknown_causes.text.startswith("0.16 GPU; causes not measured")
+
+
+def test_launching_never_takes_longer_than_the_step_that_it_is_part_of() -> None:
+    study = study_named("default-1gpu")
+    assert study.headline_row["step_launch_s"] > study.headline_row["step_s"]
+    for text in (bounds(study), host_bound(study)):
+        assert text is not None and "launching a step takes all of its 10.2 ms" in text
 
 
 def test_missing_trials_are_a_part_of_all_trials_of_the_folder() -> None:
