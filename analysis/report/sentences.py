@@ -26,7 +26,7 @@ from analysis.text import (
     sizes_to_measure,
     value_label,
 )
-from analysis.verdict.accuracy import wide_half_width
+from analysis.verdict.accuracy import points, wide_half_width
 from analysis.verdict.answer import unmeasured
 from analysis.verdict.bottleneck import NOISE, launching
 from analysis.verdict.communication import late_ranks
@@ -322,9 +322,7 @@ def _seeds(analysis: Analysis) -> list[str]:
     half_width = wide_half_width(analysis.accuracy)
     if half_width is None:
         return []
-    return [
-        f"Run more seeds: the median interval of a difference in accuracy is ±{number(100 * half_width, 1)} points."
-    ]
+    return [f"Run more seeds: the median interval of a difference in accuracy is {points(half_width)}."]
 
 
 def _host_actions(hosts: HostCaveats, trials: int) -> list[str]:
