@@ -42,7 +42,7 @@ class Subject:
 
 
 def subjects(analysis: Analysis) -> list[Subject]:
-    """Return one subject per workload, the one that scales worst first; see `compare.best.headlines` for the rule."""
+    """Return one subject per workload, the one that scales worst first; see `Analysis.headlines` for the rule."""
     configurations, found = analysis.configurations, []
     labels = shortened([workload_label(analysis, headline) for headline in analysis.headlines])
     for headline, label in zip(analysis.headlines, labels, strict=True):
