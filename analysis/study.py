@@ -11,8 +11,8 @@ from analysis.checks.finding import Finding, check_data
 from analysis.checks.steps import findings
 from analysis.compare.accuracy import Accuracy, accuracy
 from analysis.compare.batch_size import batch_curve, epoch_seconds
-from analysis.compare.best import Headline, headlines
-from analysis.compare.bottleneck import gain_rows, regions
+from analysis.compare.best import MAX_LISTED_WORKLOADS, Headline, headlines
+from analysis.compare.bottleneck import gain_rows, regions, removable
 from analysis.compare.causes import lost_ranks
 from analysis.compare.communication import Communication, communication
 from analysis.compare.ladder import ladder_rows
@@ -90,8 +90,12 @@ class Analysis:
 
     @cached_property
     def headlines(self) -> list[Headline]:
-        """See `compare.best.headlines`."""
-        return headlines(self.configurations, self.scaling, self.axes, self.fields)
+        """See `compare.best.headlines`. If they are many and none scales, those with most to gain come first."""
+        found = headlines(self.configurations, self.scaling, self.axes, self.fields)
+        if len(found) <= MAX_LISTED_WORKLOADS or any(headline.scaling is not None for headline in found):
+            return found
+        most = removable(self.regions).max(axis=1)
+        return sorted(found, key=lambda headline: -most[headline.configuration])
 
     @property
     def headline(self) -> int | None:

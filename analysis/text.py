@@ -231,8 +231,16 @@ def further_repeats(more: float) -> str:
     return f"{'many' if math.isinf(more) else f'about {more:.0f}'} more repeat{'' if more == 1 else 's'}"
 
 
+WIDEST = 1_000
+
+
 def interval_decimals(low: float, high: float, decimals: int) -> int:
-    """Return the decimals of a value and its interval: up to 2 more if the ends of the interval would look equal."""
+    """Return the decimals of a value and its interval: up to 2 more if the ends of the interval would look equal.
+
+    They are fewer if the interval is `WIDEST` units of the last decimal wide, for then that decimal says nothing.
+    """
+    while decimals > 0 and (high - low) * 10**decimals >= WIDEST:
+        decimals -= 1
     more = (enough for enough in range(decimals, decimals + 3) if number(low, enough) != number(high, enough))
     return next(more, decimals)
 

@@ -56,7 +56,7 @@ def first_step(data: CheckData) -> list[Finding]:
         f"In {_trial_count(rows)} the first step of the window takes {number(ratio, 1)} times the median of the "
         f"others, up to {percent(share.max(), 1)} of the window."
     )
-    fix = "Add warm-up steps (--set warmup_steps=N) or steps. Throughput includes that step; medians do not."
+    fix = "Use more warm-up steps (--set warmup_steps=N), or more steps. Throughput includes that step; medians do not."
     return [Finding("first_step", sentence, tuple(rows["trial_id"]), fix)]
 
 
@@ -173,7 +173,7 @@ def warm_up(data: CheckData) -> list[Finding]:
         f"In {_trial_count(rows)} the window starts {percent(excess, 1)} slower than it ends; "
         "the warm-up was too short."
     )
-    fix = "Increase the warm-up several times: --set warmup_steps=N."
+    fix = "Increase the warm-up several times (--set warmup_steps=N)."
     return [Finding("warm_up", sentence, tuple(rows["trial_id"]), fix)]
 
 

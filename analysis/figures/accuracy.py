@@ -112,9 +112,9 @@ def training_curves(analysis: Analysis) -> Figure | None:
                     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
                     axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
                     axis.yaxis.set_minor_locator(NullLocator())
-                if line == 0:
+                if line == 0 and len(names) > 1:
                     axis.set_title(wrapped(name, columns))
-                else:
+                if line == 1:
                     axis.set_xlabel("epoch")
                     axis.tick_params(labelbottom=True)
                 if column == 0:
@@ -139,7 +139,8 @@ def lr_schedules(analysis: Analysis) -> Figure | None:
         colours = _batch_colours(rows)
         for axis, name in zip(grid.flat, names, strict=False):
             _curves(axis, rows[rows["recipe"] == name], "learning_rate", 1.0, colours)
-            axis.set_title(wrapped(name, columns))
+            if len(names) > 1:
+                axis.set_title(wrapped(name, columns))
             axis.set_xlabel("epoch")
             axis.tick_params(labelbottom=True)
         for axis in list(grid.flat)[len(names) :]:

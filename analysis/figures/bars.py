@@ -166,17 +166,19 @@ def stacked_bars(
     rows = -(-len(panels) // columns)
     bars = _bar_labels(configurations, [panel for _, panel in panels], varying, ranks, columns)
     lines = max(label.count("\n") + 1 for label in bars.values())
-    most = max(len(panel) for _, panel in panels)
+    most = [max(len(panel) for _, panel in panels[i * columns : (i + 1) * columns]) for i in range(rows)]
+    bar_inches = 0.08 + LINE_INCHES * lines
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
         figure, grid = plt.subplots(
             rows,
             columns,
-            figsize=(NARROW_INCHES if is_narrow() else 9.6, 0.9 + rows * (0.75 + (0.08 + LINE_INCHES * lines) * most)),
+            figsize=(NARROW_INCHES if is_narrow() else 9.6, 0.9 + rows * 0.75 + bar_inches * sum(most)),
+            height_ratios=most,
             squeeze=False,
             layout="constrained",
         )
         axes = list(grid.flat)
-        for axis, (title, panel) in zip(axes, panels, strict=False):
+        for number, (axis, (title, panel)) in enumerate(zip(axes, panels, strict=False)):
             panel = panel.sort_values(varying, kind="stable")
             right, left = np.zeros(len(panel)), np.zeros(len(panel))
             for name in values.columns:
@@ -188,7 +190,7 @@ def stacked_bars(
                 axis.use_sticky_edges = False  # leave room after bars that end at the edge
                 axis.scatter(totals.loc[panel.index], range(len(panel)), marker="|", s=110, color=INK, zorder=3)
             axis.set_yticks(range(len(panel)), [bars[index] for index in panel.index])
-            axis.set_ylim(most - 0.5, -0.5)  # from top to bottom, bars of equal height in all panels
+            axis.set_ylim(most[number // columns] - 0.5, -0.5)  # from top to bottom, bars of equal height everywhere
             axis.grid(visible=False, axis="y")
             axis.set_title(filled(title, 40))
             axis.set_xlabel(x_label)

@@ -25,6 +25,7 @@ from analysis.text import (
     MISSING,
     cause_label,
     configuration_label,
+    decimals_for,
     field_label,
     join,
     lost_decimals,
@@ -63,7 +64,7 @@ def shortened(table: Table, rows: int = MOST_ROWS) -> Table:
 
 
 def largest_steps(ladder: Table, rows: pd.DataFrame) -> Table:
-    """Return the steps of a ladder, without those that change little if they are many.
+    """Return the steps of a ladder, without those that change least if they are many.
 
     The first and best ones stay, each other step only with the steps that it is compared with.
     """
@@ -80,7 +81,7 @@ def largest_steps(ladder: Table, rows: pd.DataFrame) -> Table:
             names |= chain
     kept = rows[rows["step"].isin(names)]
     left_out = [f"“{name}”" for name in rows["step"] if name not in names]
-    note = f"Without {join(left_out)}, which change{'s' * (len(left_out) == 1)} little." if left_out else ""
+    note = f"Without {join(left_out)}: shown are the steps that change most, and what they follow." if left_out else ""
     return replace(ladder, frame=kept.reset_index(drop=True), note=note).telling()
 
 
@@ -280,12 +281,13 @@ def _lost(analysis: Analysis) -> Table:
     frame = pd.DataFrame(rows)
     frame["trial_ids"] = [_trial_ids(analysis, analysis.headline)] * len(frame)
     size = value_label("world_size", int(analysis.headline_row["world_size"]), ranks)
+    ms_decimals = min(3, decimals_for(1e3 * frame["longer_s"].tail(1)))  # those of the total, to add up
     return Table(
         f"{ranks[1]} lost on {size}{_of_workload(analysis)}",
         (
             Column("cause", "cause", "see the communication breakdown; causes add up to the total."),
             Column("lost", f"{ranks[1]} lost", f"{ranks[1]} x growth / step time.", decimals=decimals),
-            Column("longer_s", "step longer by (ms)", "than on the fewest; step time x share lost.", 1e3, decimals=3),
+            Column("longer_s", "step longer by (ms)", "than on the fewest; step time x share lost.", 1e3, ms_decimals),
             Column("how", "what reduces it"),
         ),
         frame,

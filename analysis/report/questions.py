@@ -172,7 +172,7 @@ _IMPROVEMENT = Question(
     (Figure(improvement, improvement_rows),),
 )
 _LADDER = Question(
-    "ladder", "Which step gains most?", _said(study_verdict.ladder), _ladder_table, (Figure(ladder_figure),)
+    "largest_step", "Which step gains most?", _said(study_verdict.ladder), _ladder_table, (Figure(ladder_figure),)
 )
 _ACCURACY = Question(
     "training",

@@ -26,13 +26,13 @@ from analysis.text import (
     sizes_to_measure,
     value_label,
 )
-from analysis.verdict.accuracy import wide_half_width
+from analysis.verdict.accuracy import points, wide_half_width
 from analysis.verdict.answer import unmeasured
-from analysis.verdict.bottleneck import NOISE
+from analysis.verdict.bottleneck import NOISE, launching
 from analysis.verdict.communication import late_ranks
 from analysis.verdict.lines.improve import MORE_CHANGES, none_applies
 from analysis.verdict.lines.scaling import fewer_and_faster, without_breakdown, without_series
-from analysis.verdict.lines.step import launching, skips_communication
+from analysis.verdict.lines.step import skips_communication
 from analysis.verdict.lines.trust import FINDING_LABELS
 from analysis.verdict.next_steps import sentence as next_trial_sentence
 from analysis.verdict.own_code import separate_trials, slowed_traces
@@ -48,9 +48,9 @@ _VISIBLE_GAIN = 1.005
 """Speed-up below which a gain would be stated as 0 %."""
 
 _CAVEATS = {
-    HOST_BOUND: "No prediction for the fastest configuration: the host bounds its step on 1 or 2 ranks, which says "
+    HOST_BOUND: "No prediction for the card's configuration: the host bounds its step on 1 or 2 ranks, which says "
     "little about scaling. Use a larger batch, or a compiled or captured step.",
-    NO_SCALING: "No prediction for the fastest configuration: its measured scaling is uncertain by more than a factor "
+    NO_SCALING: "No prediction for the card's configuration: its measured scaling is uncertain by more than a factor "
     "of 2. Add repeats.",
     NETWORK: "Predicted as if all ranks were in one node, without an interval, because no network between nodes was "
     "measured: state one with predict --interconnect.",
@@ -198,7 +198,12 @@ def change(analysis: Analysis) -> list[str]:
         sentences.append(f"{known}: {best['change']} {best['how']} gains {percent(best['gain'] - 1)}.")
     if len(bounds):
         best = bounds.iloc[0]
-        most = f"{percent(best['gain'] - 1, 1)} by" if pd.notna(best["gain"]) else "none, as it takes the entire step:"
+        gain = best["gain"] - 1
+        most = (
+            f"{percent(gain, 0 if gain >= 0.1 else 1)} by"
+            if pd.notna(best["gain"])
+            else "none, as it takes the entire step:"
+        )
         sentences.append(f"Upper bound, not measured: {most} {best['how']}.")
     row, bound = analysis.headline_row, analysis.headline_regions["bound"]
     if bound == "host":
@@ -222,7 +227,7 @@ def improvement(analysis: Analysis) -> list[str]:
     if not found.kept:
         return ["No change that was tried gains significantly, so the configuration stays as it is."]
     sentences = [f"Kept: {join(list(found.kept))}."]
-    sentences += [f"{row.lever}: {row.note}." for row in found.levers if row.is_kept and row.note]
+    sentences += [f"With {row.lever}, {row.note}." for row in found.levers if row.is_kept and row.note]
     return [*sentences, f"To use it: {found.command}"] if found.command else sentences
 
 
@@ -239,7 +244,7 @@ def more(analysis: ReportInputs) -> list[str]:
     caveats = rows[rows["series"].isin(own[:1])]["caveat"].dropna()
     trial = next_trial(analysis)
     return [
-        *([] if own else [f"No prediction for the fastest configuration: {_without_model(analysis)}."]),
+        *([] if own else [f"No prediction for the card's configuration: {_without_model(analysis)}."]),
         *[text for caveat, text in _CAVEATS.items() if caveat in set(caveats)],
         *([] if trial is None else [next_trial_sentence(analysis, trial)]),
     ]
@@ -274,7 +279,7 @@ def actions(analysis: Analysis) -> list[str]:
     if slowed_traces(analysis):
         lines.append("Use a larger batch to see communication: the profiler slows the host too much in some trials.")
     findings = [finding for finding in analysis.findings if finding.name != "few_repeats" or not lines]
-    lines += [f"{_finding_label(finding)}: {finding.what_to_do}" for finding in findings]
+    lines += [f"{_finding_label(finding)}: {_after_colon(finding.what_to_do)}" for finding in findings]
     if not flagged_trials(analysis.measured).empty:
         lines.append(
             f"Read phases with care: measuring them costs more than {percent(AUDIT_BUDGET)} of a step in some trials. "
@@ -289,6 +294,10 @@ def actions(analysis: Analysis) -> list[str]:
     if len(lines) > MOST_ACTIONS:
         return [*lines[:MOST_ACTIONS], f"{len(lines) - MOST_ACTIONS} more are listed under “All caveats”."]
     return lines
+
+
+def _after_colon(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
 
 
 def _finding_label(finding: Finding) -> str:
@@ -313,9 +322,7 @@ def _seeds(analysis: Analysis) -> list[str]:
     half_width = wide_half_width(analysis.accuracy)
     if half_width is None:
         return []
-    return [
-        f"Run more seeds: the median interval of a difference in accuracy is ±{number(100 * half_width, 1)} points."
-    ]
+    return [f"Run more seeds: the median interval of a difference in accuracy is {points(half_width)}."]
 
 
 def _host_actions(hosts: HostCaveats, trials: int) -> list[str]:

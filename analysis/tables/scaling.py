@@ -215,6 +215,11 @@ def _speed_up_table(analysis: Analysis, label: str) -> Table:
         else frame
     )
     batch_label = f"batch per {ranks[0]}" if label == WEAK else "global batch"
+    borrowed = (
+        f"If one {ranks[0]} was not measured with all fields of a row, the row borrows a baseline with another "
+        f"interconnect, which one {ranks[0]} does not use, or with other timing settings. "
+    )
+    may_borrow = not {"interconnect", *analysis.fields.timing}.isdisjoint(analysis.axes)
     columns = [*(column.name for column in axes), batch, "baseline", "trial_ids", "n"]
     return Table(
         f"Speed-up at each {batch_label} ({label} scaling)",
@@ -231,8 +236,6 @@ def _speed_up_table(analysis: Analysis, label: str) -> Table:
             N_COLUMN,
         ),
         frame.reindex(columns=list(dict.fromkeys([*columns, *frame.columns]))),
-        f"If one {ranks[0]} was not measured with all fields of a row, the row borrows a baseline with another "
-        f"interconnect, which one {ranks[0]} does not use, or with other timing settings. n: minimum repeats of the "
-        "cells of a row.",
+        f"{borrowed if may_borrow else ''}n: minimum repeats of the cells of a row.",
         blocks=tuple(column.name for column in axes),
     )

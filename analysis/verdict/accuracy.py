@@ -61,8 +61,7 @@ def trust(analysis: Analysis) -> list[str]:
         )
     if half_width is not None:
         lines.append(
-            f"{seeds} seeds per training; the median 95 % interval of a difference in accuracy is "
-            f"±{number(100 * half_width, 2)} points."
+            f"{seeds} seeds per training; the median 95 % interval of a difference in accuracy is {points(half_width)}."
         )
     concurrent = accuracy.runs["concurrent"].max()
     if concurrent > 1:
@@ -78,6 +77,11 @@ def difference_half_width(accuracy: Accuracy) -> float | None:
     cells = accuracy.cells[accuracy.cells["n"] > 0]
     half_width = float((cells["difference_high"] - cells["difference_low"]).median() / 2)
     return half_width if math.isfinite(half_width) else None
+
+
+def points(half_width: float) -> str:
+    """Return half an interval of an accuracy in points, with two decimals only below one point."""
+    return f"±{number(100 * half_width, 2 if half_width < 0.01 else 1)} points"
 
 
 def wide_half_width(accuracy: Accuracy | None) -> float | None:

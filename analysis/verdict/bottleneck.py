@@ -84,15 +84,23 @@ def _bound(of_one: pd.DataFrame, row: pd.Series) -> str:
         return _compute_bound(shares, parts, row)
     words, share, change = WORDS[kind], float(shares[kind]), change_for(kind, row)
     if kind == "host":
-        shown = f"{words.label}, which takes {number(1e3 * row['step_launch_s'], 1)} ms to launch a step"
+        shown = f"{words.label}: {launching(row)}"
         if pd.isna(share) or share <= 0:
             return f"{shown}. Suggested change: {change}."
-        shown += f": {words.takes} takes {percent(share)} of it"
+        shown += f", and {words.takes} takes {percent(share)} of it"
     else:
         shown = f"{words.label}: {words.takes} takes {percent(share)} of a step"
     part = "wire" if kind == "contention" else kind
     of = " for what is exposed" if is_exposed_only(part, shares) else ""
     return f"{shown}. Suggested change: {change} ({largest_gain_text(float(parts[part]))}{of})."
+
+
+def launching(row: pd.Series) -> str:
+    """Return how long a host-bound step takes to launch. In its own window, that may exceed the plain step."""
+    launch, step = (number(1e3 * float(row[name]), 1) for name in ("step_launch_s", "step_s"))
+    if row["step_launch_s"] >= row["step_s"]:
+        return f"launching a step takes all of its {step} ms"
+    return f"{launch} ms to launch a step of {step} ms"
 
 
 def _compute_bound(shares: pd.Series, parts: pd.Series, row: pd.Series) -> str:
@@ -125,10 +133,11 @@ def host_bound(analysis: Analysis) -> str | None:
     worst = limited.iloc[index]
     names = [*(name for name in analysis.axes if name != "world_size"), "world_size"]
     label = telling_label(configurations, worst, names, study_ranks(analysis))
-    launch = f"it needs {number(1e3 * worst['step_launch_s'], 1)} ms to launch a step"
+    launch = launching(worst)
     if pd.notna(ratio.iloc[index]):
-        launch += (
-            f", {number(ratio.iloc[index], 1)} times the {number(1e3 * worst['busy_s'], 1)} ms that the GPU needs for "
+        launch = (
+            f"it needs {number(1e3 * worst['step_launch_s'], 1)} ms to launch a step, "
+            f"{number(ratio.iloc[index], 1)} times the {number(1e3 * worst['busy_s'], 1)} ms that the GPU needs for "
             f"its kernels, so the GPU is busy for {percent(worst['busy_fraction'])} of the step"
         )
     return (

@@ -1,5 +1,6 @@
 """Sentences on what to run next, and on the best configuration for a goal."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ from analysis.read.study_record import GOALS
 from analysis.study import Analysis, study_ranks
 from analysis.text import configuration_label, not_resolved, number, percent, significance, value_label, with_interval
 from analysis.verdict.accuracy import soonest
+
+_MILLION = 1_000_000
 
 
 def sentence(analysis: ReportInputs, trial: NextTrial | None) -> str:
@@ -97,9 +100,8 @@ def best_predicted(analysis: ReportInputs, rows: pd.DataFrame, goal: str) -> lis
                 shown = [name for name in _distinguishing_fields(analysis, fields) if name not in names]
                 label = configuration_label(fields, shown if goal == "cost" else shown[1:], ranks)
                 unit = "samples/s" if goal == "throughput" else f"samples per {ranks[0]}-hour"
-                amount = number(value.max(), 0 if value.max() >= 1000 else 1)
                 caveat = f" [{row['caveat']}]" if isinstance(row["caveat"], str) else ""
-                sentences.append(f"{start}: {label}, {amount} {unit}{caveat}.")
+                sentences.append(f"{start}: {label}, {_amount(value.max())} {unit}{caveat}.")
     return sentences
 
 
@@ -118,10 +120,10 @@ def _best_of_workload(analysis: Analysis, goal: str, scale: pd.Series, workload:
     start = f"Best for {goal}{f' of {workload_label}' if workload_label else ''}:"
     if (more := float(configurations["throughput_samples_per_s_more"].loc[workload.best])) > 0:
         return f"{start} {not_resolved(more)}."
-    text = f"{start} {label(workload.best)}, {with_interval(value, low, high, 0 if value >= 1000 else 1)} {unit}"
+    text = f"{start} {label(workload.best)}, {_amount(value, low, high)} {unit}"
     for unit, rates in units_per_s(configurations, analysis.measured, analysis.fields).items():
         if goal == "throughput" and pd.notna(rate := rates.loc[workload.best]):
-            text += f", {number(rate, 0)} {unit}/s"
+            text += f", {_amount(rate)} {unit}/s"
     unresolved = configurations[configurations["throughput_samples_per_s_more"].astype(float) > 0]
     unresolved = rows_with(unresolved, workload.workload)
     rates = unresolved["throughput_samples_per_s"].astype(float) * scale.reindex(unresolved.index)
@@ -136,6 +138,14 @@ def _best_of_workload(analysis: Analysis, goal: str, scale: pd.Series, workload:
     if workload.within_noise is None:
         return f"{text} (one repeat cannot tell whether they differ)."
     return f"{text} ({significance(workload.within_noise)})."
+
+
+def _amount(value: float, low: float = math.nan, high: float = math.nan) -> str:
+    """Return a rate with its interval, from a million on in millions: no interval supports all of their digits."""
+    if value < _MILLION:
+        return with_interval(value, low, high, 0 if value >= 1000 else 1)
+    value, low, high = value / _MILLION, low / _MILLION, high / _MILLION
+    return f"{with_interval(value, low, high, 1 if value >= 100 else 2)} million"
 
 
 def _distinguishing_fields(analysis: Analysis, fields: Mapping[str, Any]) -> list[str]:

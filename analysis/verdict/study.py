@@ -86,7 +86,7 @@ def _significant_count(intervals: pd.DataFrame) -> str:
     significant = int(((known["ratio_low"] > 1) | (known["ratio_high"] < 1)).sum())
     if known.empty or significant == len(intervals):
         return ""
-    return f"{significant} of {len(intervals)} significant"
+    return "not significant" if len(intervals) == 1 else f"{significant} of {len(intervals)} significant"
 
 
 def memory(analysis: Analysis) -> str | None:

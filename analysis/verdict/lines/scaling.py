@@ -123,12 +123,12 @@ def lost(analysis: Analysis, subject: Subject) -> CardLine | None:
         quantity,
         *(Quantity("lost_ranks_by_cause", value, one, part=_key(name)) for name, value in parts.items()),
     )
-    decimals = lost_decimals(total)
+    decimals = lost_decimals(total) if parts else 2  # parts need more than the efficiency they explain
     shown = f"{number(total, decimals)} {one if abs(total) <= 1 else several}"
     if round(total, 2) <= 0:
         nothing = "nothing" if total < 0 else f"nothing measurable (less than 0.01 {one})"
         if total_high >= _LEAST_OPEN:
-            high = number(total_high, lost_decimals(total_high))
+            high = number(total_high, 2)
             nothing += f"; the interval allows {high} {one if total_high <= 1 else several}"
         return CardLine("lost", "lost", label_before(subject) + nothing, quantities)
     shown += f" of {subject.label}" if subject.label else ""

@@ -22,7 +22,7 @@ from analysis.measure.configurations import units_per_s
 from analysis.measure.hardware import use
 from analysis.study import Analysis, study_ranks
 from analysis.text import GIB, join, number, percent, telling_label, value_label
-from analysis.verdict.bottleneck import NOISE
+from analysis.verdict.bottleneck import NOISE, launching
 from analysis.verdict.lines.improve import measured_advice
 from analysis.verdict.lines.scaling import fewer_and_faster
 from analysis.verdict.lines.subject import MOST_WORKLOADS, Subject, label_before
@@ -59,14 +59,6 @@ def bound_by(analysis: Analysis, subject: Subject) -> CardLine | None:
 def skips_communication(row: pd.Series) -> bool:
     """Return True for a configuration on several ranks whose study did not measure communication."""
     return bool(row["world_size"] > 1 and row.get("communication_steps") == 0)
-
-
-def launching(row: pd.Series) -> str:
-    """Return how long a host-bound step takes to launch. In its own window, that may exceed the plain step."""
-    launch, step = (number(1e3 * float(row[name]), 1) for name in ("step_launch_s", "step_s"))
-    if row["step_launch_s"] >= row["step_s"]:
-        return f"launching a step takes all of its {step} ms"
-    return f"{launch} ms to launch a step of {step} ms"
 
 
 def _possible(shares: pd.Series) -> float | None:
@@ -183,7 +175,10 @@ def batch(analysis: Analysis, subject: Subject) -> CardLine | None:
 
 
 def bounds_of_many(analysis: Analysis) -> list[CardLine]:
-    """State what bounds how many configurations, and the largest gain of one change, for a study of many workloads."""
+    """State what bounds how many configurations of many workloads, and the largest gain of one change to the headline.
+
+    The headline is the fastest configuration of its workload, so that no advice is for one that was already improved.
+    """
     shares = analysis.regions
     counts = shares["bound"].dropna().value_counts()
     if counts.empty:
@@ -194,14 +189,13 @@ def bounds_of_many(analysis: Analysis) -> list[CardLine]:
         for kind, count in counts.items()
     ]
     lines = [CardLine("bound_by", "bound by", listed, tuple(quantities))]
-    parts = removable(shares)
-    index = int(parts.max(axis=1).to_numpy().argmax())
-    part, share = str(parts.iloc[index].idxmax()), float(parts.iloc[index].max())
+    parts = removable(shares.loc[[analysis.headline]]).iloc[0]
+    part, share = str(parts.idxmax()), float(parts.max())
     if share >= NOISE:
-        row = analysis.configurations.iloc[index]
+        row = analysis.headline_row
         change = change_for(part, row)
         of = telling_label(analysis.configurations, row, analysis.axes, study_ranks(analysis))
-        gain, bound = _gain(share, part, shares.iloc[index])
+        gain, bound = _gain(share, part, analysis.headline_regions)
         text = f"{change}: {bound} with {of}"
         lines.append(CardLine("do_next", "do next", text, (gain,)))
     return lines

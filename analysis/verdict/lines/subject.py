@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.compare.best import MAX_LISTED_WORKLOADS
 from analysis.compare.scaling import STRONG, WEAK, alike
 from analysis.measure.configurations import LAYOUT, trial_fields
 from analysis.study import Analysis, workload_label
@@ -15,7 +16,7 @@ LONGEST_WORKLOAD = 36
 """Maximum characters of a workload's name on the card; longer ones are cut."""
 
 
-MOST_WORKLOADS = 3
+MOST_WORKLOADS = MAX_LISTED_WORKLOADS
 """Maximum workloads that the card lists individually."""
 
 
@@ -41,7 +42,7 @@ class Subject:
 
 
 def subjects(analysis: Analysis) -> list[Subject]:
-    """Return one subject per workload, the one that scales worst first; see `compare.best.headlines` for the rule."""
+    """Return one subject per workload, the one that scales worst first; see `Analysis.headlines` for the rule."""
     configurations, found = analysis.configurations, []
     labels = shortened([workload_label(analysis, headline) for headline in analysis.headlines])
     for headline, label in zip(analysis.headlines, labels, strict=True):

@@ -53,8 +53,9 @@ def accuracy_line(analysis: Analysis) -> CardLine | None:
     top1 = Quantity.of("accuracy", "1", *(float(row[f"top1{end}"]) for end in ("", "_low", "_high")))
     seeds = "1 seed" if row["n"] == 1 else f"{row['n']} seeds"
     batch = number(row["global_batch"], 0)
-    ends = f" ({ends})" if (ends := top1.ends(2, 100)) else ""
-    text = f"{percent(float(row['top1']), 2)}{ends} at global batch {batch}, {seeds}{of}"
+    decimals = top1.telling_decimals(2, 100)
+    ends = f" ({ends})" if (ends := top1.ends(decimals, 100)) else ""
+    text = f"{percent(float(row['top1']), decimals)}{ends} at global batch {batch}, {seeds}{of}"
     return CardLine(
         "accuracy", "accuracy", text, (top1, Quantity("reference_batch", float(row["global_batch"]), "samples"))
     )

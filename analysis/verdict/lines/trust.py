@@ -6,8 +6,8 @@ from analysis.checks.pause import PAUSED
 from analysis.compare.communication_cost import flagged_trials
 from analysis.read.environment import done_environments
 from analysis.study import Analysis
-from analysis.text import MISSING, number, percent
-from analysis.verdict.accuracy import difference_half_width, wide_half_width
+from analysis.text import MISSING, percent
+from analysis.verdict.accuracy import difference_half_width, points, wide_half_width
 from analysis.verdict.lines.value import Quantity, Trust
 from analysis.verdict.own_code import separate_trials
 from analysis.verdict.repeats import WIDE_INTERVAL
@@ -90,7 +90,7 @@ def trust_in_accuracy(analysis: Analysis, others: Sequence[Analysis] = ()) -> Tr
     if fewest < 2:
         return Trust(POOR, _reason(["1 seed, so no interval", *caveats]))
     half_width = difference_half_width(accuracy)
-    width = "" if half_width is None else f", differences ±{number(100 * half_width, 2)} points"
+    width = "" if half_width is None else f", differences {points(half_width)}"
     reason = _reason([f"{fewest} seeds{width}", *caveats])
     if half_width is not None and half_width > POOR_POINTS:
         return Trust(POOR, reason)
@@ -101,7 +101,7 @@ def trust_in_accuracy(analysis: Analysis, others: Sequence[Analysis] = ()) -> Tr
 def _of_accuracy(analysis: Analysis) -> list[str]:
     """Return a caveat if the study also trains, and its differences in accuracy are known worse than they matter."""
     half_width = wide_half_width(analysis.accuracy)
-    return [] if half_width is None else [f"differences in accuracy ±{number(100 * half_width, 2)} points"]
+    return [] if half_width is None else [f"differences in accuracy {points(half_width)}"]
 
 
 def _count(groups: int) -> str:

@@ -324,7 +324,7 @@ def test_a_single_batch_has_no_largest_lossless_batch(tmp_path: Path) -> None:
     assert found.accuracy is not None
     assert found.accuracy.lossless_batches.empty
     said = " ".join(answer(found))
-    assert "90.50\u00a0%" in said
+    assert "90.5\u00a0%" in said
     assert "Without a recipe" not in said
     assert "critical batch" not in said
 

@@ -123,6 +123,15 @@ def test_narrow_figures_stack_their_panels(gpu: ReportInputs) -> None:
     assert columns == {0}
 
 
+def test_panels_of_bars_are_as_high_as_their_bars() -> None:
+    with narrow():
+        figure = phases(committed_inputs("sharding-2gpu")[0])
+    assert figure is not None
+    heights = [round(max(axis.get_ylim()) + 0.5) for axis in figure.axes if axis.get_visible()]
+    assert heights == [6, 2]
+    assert all(len(axis.get_yticks()) == height for axis, height in zip(figure.axes, heights, strict=False))
+
+
 def test_lost_ranks_add_up_to_the_work_that_is_missing(gpu: ReportInputs) -> None:
     assert gpu.headline is not None
     rows = lost_rows(gpu)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from analysis.compare.bottleneck import WORDS
+from analysis.compare.bottleneck import WORDS, gain_rows, removable
 from analysis.compare.causes import SLOWDOWN_PARTS, visible_causes
 from analysis.figures.answers import lost_rows
 from analysis.predict.inputs import ReportInputs
@@ -15,8 +15,11 @@ from analysis.report.answer_tables import holds_back as held_back
 from analysis.report.sentences import actions, change, holds_back, largest_cause, more, scale
 from analysis.tables.accuracy import lossless_batch
 from analysis.text import lost_decimals, part_of
+from analysis.verdict.bottleneck import bounds, host_bound
 from analysis.verdict.card import card_of
 from analysis.verdict.facts import facts_line
+from analysis.verdict.lines.step import do_next
+from analysis.verdict.lines.subject import subject_of
 from analysis.verdict.next_steps import best
 from tests.support.cards import committed_inputs
 
@@ -88,9 +91,9 @@ def test_a_gain_that_the_cards_configuration_already_has_is_no_advice() -> None:
 
 def test_advice_for_one_of_several_workloads_was_measured_with_it() -> None:
     study = study_named("everything")
-    assert set(study.gains["configuration"].map(study.configurations["model"])) == {"mlstm1024"}
+    assert set(study.gains["configuration"].map(study.configurations["model"])) == {"mlstm64"}
     sentences = change(study)
-    assert sentences[0] == "This is about mlstm1024, text_sample, sequence length 16."
+    assert sentences[0] == "This is about mlstm64, text_sample, sequence length 16."
     assert not [sentence for sentence in sentences if "Measured" in sentence]
 
 
@@ -132,7 +135,7 @@ def test_a_long_table_of_changes_says_how_many_it_has() -> None:
 
 def test_predictions_of_other_configurations_than_the_cards_are_named() -> None:
     study = study_named("gpt2-scaling")
-    assert more(study)[0].startswith("No prediction for the fastest configuration: ")
+    assert more(study)[0].startswith("No prediction for the card's configuration: ")
     assert "configuration" in [column.header for column in outlook(study).columns]
 
 
@@ -162,10 +165,12 @@ def test_the_same_cause_has_the_same_remedy_in_every_table() -> None:
 
 
 def test_a_bound_of_a_script_is_one_of_what_is_exposed() -> None:
-    line = card_of(study_named("doors-2gpu/study")).line("do_next")
-    assert line is not None
-    assert "(upper bound of what is exposed)" in line.text
-    assert "upper bound of what is exposed" in changes(study_named("doors-2gpu/study")).frame["evidence"].tolist()
+    study = study_named("doors-2gpu/study")
+    slow = int(str(study.regions["wire"].astype(float).idxmax()))
+    line = do_next(study, subject_of(study, study.configurations["trial_ids"][slow])[0])
+    assert line is not None and "(upper bound of what is exposed)" in line.text
+    bounds_of_slow = gain_rows(study.regions, study.changes, study.configurations, slow, ("GPU", "GPUs"))
+    assert bounds_of_slow["is_partial"].any()
     assert "upper bound of what is exposed" not in changes(study_named("gpt2-scaling")).frame["evidence"].tolist()
 
 
@@ -199,7 +204,40 @@ def test_fewer_ranks_that_train_faster_are_the_first_advice() -> None:
 
 def test_nothing_is_lost_only_as_far_as_the_interval_allows() -> None:
     line = card_of(study_named("default-grid")).line("lost")
-    assert line is not None and line.text == "nothing; the interval allows 0.256 GPU"
+    assert line is not None and line.text == "nothing; the interval allows 0.26 GPU"
+
+
+@pytest.mark.parametrize("name", ["everything", "doors/study", "doors-2gpu/study"])
+def test_card_and_sections_of_many_workloads_are_about_one_configuration(name: str) -> None:
+    study = study_named(name)
+    parts = removable(study.regions).max(axis=1)
+    to_gain = [parts[each.configuration] for each in study.headlines]
+    assert to_gain[0] == max(to_gain)
+    line = card_of(study).line("do_next")
+    assert line is not None and line.quantities[0].value == pytest.approx(study.gains["gain"].max())
+    assert line.text.startswith(study.gains.sort_values("gain")["how"].iloc[-1])
+
+
+def test_numbers_have_no_more_digits_than_they_are_known_to() -> None:
+    cost = best(study_named("default-2gpu"), "cost")
+    assert "14.12 [14.10, 14.14] million samples per GPU-hour" in cost
+    lost_ms = next(
+        column for column in held_back(study_named("averaging-horovod")).columns if column.name == "longer_s"
+    )
+    assert lost_ms.decimals == 1
+    card = card_of(study_named("vgg-case-study"))
+    accuracy = card.line("accuracy")
+    assert accuracy is not None and accuracy.text.startswith("78.8 % (61.1–96.5) at".replace(" %", "\u00a0%"))
+    assert "differences in accuracy ±17.5 points" in card.trust.reason
+    unknown_causes = card_of(study_named("averaging")).line("lost")
+    assert unknown_causes is not None and unknown_causes.text.startswith("0.16 GPU; causes not measured")
+
+
+def test_launching_never_takes_longer_than_the_step_that_it_is_part_of() -> None:
+    study = study_named("default-1gpu")
+    assert study.headline_row["step_launch_s"] > study.headline_row["step_s"]
+    for text in (bounds(study), host_bound(study)):
+        assert text is not None and "launching a step takes all of its 10.2 ms" in text
 
 
 def test_missing_trials_are_a_part_of_all_trials_of_the_folder() -> None:

@@ -154,7 +154,10 @@ def test_the_figures_are_about_the_configuration_of_the_card(default: Path) -> N
 )
 @pytest.mark.usefixtures("no_figures")
 def test_a_study_answers_its_own_question_first(name: str, first: str, tmp_path: Path) -> None:
-    seen = Visible(Path(write_report(RESULTS / name, tmp_path).path).read_text())
+    page = Path(write_report(RESULTS / name, tmp_path).path).read_text()
+    ids = re.findall(r' id="([^"]+)"', page)
+    assert len(ids) == len(set(ids)), "no link leads to another part than it names"
+    seen = Visible(page)
     assert seen.headings[0] == first
     assert max(seen.rows) <= 1 + MOST_ROWS
     assert len(seen.rows) <= MOST_TABLES
@@ -167,7 +170,7 @@ def test_a_long_ladder_shows_its_first_and_best_steps_and_leaves_out_those_that_
     steps["against"] = [None, *(f"step {i}" for i in (0, 1, 2, 3, 4, 4, 6, 7, 7))]
     table = largest_steps(Table("Ladder", (Column("step", "step"), Column("step_ratio", "speed-up")), steps), steps)
     assert table.frame["step"].tolist() == [f"step {i}" for i in (0, 1, 2, 3, 4, 6, 7, 9)]
-    assert table.note == "Without “step 5” and “step 8”, which change little."
+    assert table.note == "Without “step 5” and “step 8”: shown are the steps that change most, and what they follow."
     assert set(table.frame["against"].dropna()) <= set(table.frame["step"]), "the step compared with is a row"
     steps.loc[9, "against"] = "step 8"
     table = largest_steps(Table("Ladder", (Column("step", "step"), Column("step_ratio", "speed-up")), steps), steps)

@@ -83,7 +83,7 @@ def test_results_older_than_the_busy_window_still_show_what_issuing_takes(tmp_pa
     assert "GPU busy (%)" not in cells
     text = host_bound(found)
     assert text is not None
-    assert "it needs 96.0 ms to launch a step." in text
+    assert "96.0 ms to launch a step of 100.0 ms." in text
     assert TABLES["transfer"](found).cells().iloc[0]["step (ms)"] == "100.40 / –"
 
 

@@ -282,6 +282,8 @@ def test_decimals_suit_the_smallest_value_of_a_column(values: list[float], decim
 def test_intervals_are_rounded_like_their_value() -> None:
     assert with_interval(12.34, 11.911, 12.777, 1) == "12.3 [11.9, 12.8]"
     assert with_interval(3.76, 3.754, 3.781, 1) == "3.76 [3.75, 3.78]", "an interval does not look like a point"
+    assert with_interval(9.84, -54.01, 80.52, 2) == "10 [-54, 81]", "no digits that the interval leaves open"
+    assert with_interval(1234.56, 1000.0, 1500.0, 2) == "1,235 [1,000, 1,500]"
     assert with_interval(0.1, 0.1, 0.1, 2) == "0.10 [0.10, 0.10]"
     assert with_interval(12345.6, float("nan"), float("nan"), 0) == "12,346"
 

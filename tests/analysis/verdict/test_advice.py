@@ -198,7 +198,7 @@ def test_best_for_throughput_and_for_cost_differ(tmp_path: Path) -> None:
     assert first == "Best for throughput: 4 GPUs, batch 32 per GPU, 8,533 [8,533, 8,533] samples/s"
     assert "2 GPUs, batch 32 per GPU, 46.4\u00a0% less (significantly" in second
     first, second = best(analysis, "cost").split("; ")
-    assert first.startswith("Best for cost: 1 GPU, batch 32 per GPU, 11,520,000 [11,520,000, 11,520,000] samples")
+    assert first.startswith("Best for cost: 1 GPU, batch 32 per GPU, 11.52 [11.52, 11.52] million samples")
     assert "2 GPUs, batch 32 per GPU, 28.6\u00a0% less (significantly" in second
 
 

@@ -97,7 +97,7 @@ def test_worst_of_several_workloads_comes_first_and_all_are_listed(tmp_path: Pat
     card = card_of(analysis)
     assert card.title.startswith("resnet18 and resnet50 bf16")
     assert "1.67" in text(card, "scales") and "1.96" in text(card, "scales")
-    assert text(card, "lost").startswith("0.334 GPU of resnet18")
+    assert text(card, "lost").startswith("0.33 GPU of resnet18")
 
 
 @pytest.mark.parametrize("study", [weak, strong])
