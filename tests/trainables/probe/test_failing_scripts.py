@@ -23,6 +23,7 @@ KINDS = {
     "import with a hint": ("import", 1, "rouge needs a package: pip install absl-py (broken.py:"),
     "assertion": ("error", 1, 'AssertionError: assert torch.__version__ == "0.3.2" (broken.py:'),
     "GPU": ("error", 1, "; the script requires GPUs: "),
+    "GPU of NCCL": ("error", 1, "; the script requires GPUs: "),
     "GPU of DDP": ("error", 1, "; the script requires GPUs: "),
     "silent print": ("error", 1, "ValueError: not printed"),
     "read-only": ("read_only", 1, "/sys/checkpoints"),

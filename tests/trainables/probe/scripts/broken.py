@@ -39,6 +39,9 @@ elif kind == "import of a neighbour":
 elif kind == "GPU":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     torch.zeros(1, device="cuda")
+elif kind == "GPU of NCCL":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    torch.distributed.init_process_group("cpu:gloo,cuda:nccl")
 elif kind == "GPU of DDP":
     torch.distributed.init_process_group("gloo")
     nn.parallel.DistributedDataParallel(nn.Linear(1, 1), device_ids=[torch.device("cpu")])
