@@ -25,6 +25,7 @@ KINDS = {
     "GPU": ("error", 1, "; the script requires GPUs: "),
     "GPU of NCCL": ("error", 1, "; the script requires GPUs: "),
     "GPU of DDP": ("error", 1, "; the script requires GPUs: "),
+    "bold": ("error", 1, "ValueError: only trusted files (broken.py:"),
     "silent print": ("error", 1, "ValueError: not printed"),
     "read-only": ("read_only", 1, "/sys/checkpoints"),
     "memory": ("out_of_memory", 1, "2.00 GiB"),
