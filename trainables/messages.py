@@ -1,12 +1,16 @@
 """Format errors and hints for messages."""
 
 import difflib
+import re
 from collections.abc import Iterable
+
+_TERMINAL_STYLE = re.compile(r"\x1b\[[0-9;]*m")
+"""bold or coloured text, as in torch's message about weights that cannot be loaded"""
 
 
 def one_line(error: object) -> str:
-    """Return an error's text on one line, or its type if it has no text."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """Return an error's text on one line and without terminal styles, or its type if it has no text."""
+    return " ".join(_TERMINAL_STYLE.sub("", str(error)).split()) or type(error).__name__
 
 
 def type_and_line(error: BaseException) -> str:

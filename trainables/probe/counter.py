@@ -14,6 +14,9 @@ from trainables.step.timing import Clock, CudaClock, clock_for
 MOST_CALLS = 24
 """Calls after which a cycle is recognised although some optimizers have not been called."""
 
+NO_BACKWARD_PASS = -1
+"""torch's number of the backward pass that this thread executes, if it executes none"""
+
 DEEPSPEED_ENGINE = "deepspeed.runtime.engine"
 """module of DeepSpeed's training loop"""
 
@@ -24,7 +27,7 @@ def period(calls: Sequence[Hashable], optimizers: int) -> int | None:
     calls: the optimizer of each call so far. optimizers: how many exist. With one optimizer each call is a step. With
     several, a step is the shortest sequence that repeats: (D, G), (D, D, G). It must have been seen twice, with every
     optimizer in it, unless `MOST_CALLS` calls have not shown all of them. Falls back to 1 after twice as many calls
-    without a repetition.
+    without a repetition, or twice as many as optimizers exist, because each may have a parameter of its own.
     """
     if optimizers <= 1:
         return 1
@@ -33,7 +36,7 @@ def period(calls: Sequence[Hashable], optimizers: int) -> int | None:
     for length in range(1, len(calls) // 2 + 1):
         if all(calls[index] == calls[index - length] for index in range(length, len(calls))):
             return length
-    return 1 if len(calls) >= 2 * MOST_CALLS else None
+    return 1 if len(calls) >= 2 * max(MOST_CALLS, optimizers) else None
 
 
 class StepCounter:
@@ -42,6 +45,9 @@ class StepCounter:
     on_call: called before the cycle of several optimizers is known, at each optimizer call. on_cycle: called once with
     the calls per step, in the call that makes the cycle known, before `on_step`; the calls so far are whole steps or
     the first ones of a step.
+
+    All calls within a backward pass, by hooks that update a parameter as soon as its gradient is ready, count as one
+    call at the end of the pass: torch's modes cannot be changed before, and on GPUs the hooks run in other threads.
 
     DeepSpeed's optimizers call torch's once per parameter group; the steps of its engine are counted instead.
     """
@@ -65,7 +71,10 @@ class StepCounter:
         """called after each optimizer call, before `on_step`; torch's hooks cannot be changed from within a hook"""
 
         self._calls: list[Hashable] = []
-        self._seen: dict[int, Any] = {}
+        self._seen: dict[Hashable, Any] = {}
+        self._within_backward: dict[int, Any] = {}
+        """optimizers that the current backward pass has called"""
+
         self._optimizers = 0
         self._counts_engine = False
         self._restore: list[Callable[[], None]] = []
@@ -74,6 +83,7 @@ class StepCounter:
         """Register the hook of all optimizers, and count steps that a GradScaler skips."""
         hook: Any = self._after_call
         self._restore.append(register_optimizer_step_post_hook(hook).remove)
+        self._watch_backward_passes()
         original = torch.amp.GradScaler.step
 
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -86,6 +96,22 @@ class StepCounter:
         torch.amp.GradScaler.step = step  # type: ignore[method-assign, assignment]
         self._restore.append(lambda: setattr(torch.amp.GradScaler, "step", original))
 
+    def _watch_backward_passes(self) -> None:
+        """End the call of the optimizers that a backward pass has called when it has ended."""
+        original = torch.autograd._engine_run_backward
+
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if self._within_backward and not _is_within_backward():
+                optimizers = list(self._within_backward.values())
+                self._within_backward.clear()
+                self._end_call(optimizers[-1], original, len(optimizers))
+            return result
+
+        run_backward._torchdynamo_disable = True  # type: ignore[attr-defined]
+        torch.autograd._engine_run_backward = run_backward
+        self._restore.append(lambda: setattr(torch.autograd, "_engine_run_backward", original))
+
     def remove(self) -> None:
         """Remove everything that `install` installed."""
         while self._restore:
@@ -95,28 +121,35 @@ class StepCounter:
         if self._counts_engine or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
             return
         self.total += 1
+        if _is_within_backward():
+            self._within_backward[id(optimizer)] = optimizer
+        else:
+            self._end_call(optimizer, id(optimizer))
+
+    # torch.compile must not trace the hook of a compiled optimizer step
+    _after_call._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+    def _end_call(self, optimizer: Any, caller: Hashable, optimizers: int = 1) -> None:
+        """Count a call of one optimizer, or the calls of several by `caller`."""
         if self.observer is not None:
             self.observer()
         if self.period is None:
-            self._learn(optimizer)
+            self._learn(optimizer, caller, optimizers)
             return
         self.position += 1
         if self.position == self.period:
             self.position = 0
             self.on_step(optimizer)
 
-    # torch.compile must not trace the hook of a compiled optimizer step
-    _after_call._torchdynamo_disable = True  # type: ignore[attr-defined]
-
-    def _learn(self, optimizer: Any) -> None:
-        if self.total == 1:
-            self._optimizers = max(1, _live_optimizers())
+    def _learn(self, optimizer: Any, caller: Hashable, optimizers: int) -> None:
+        if not self._calls:
+            self._optimizers = max(1, _live_optimizers() + 1 - optimizers)
             if self._follow_deepspeed():
                 return
-        if id(optimizer) not in self._seen:
-            self._seen[id(optimizer)] = optimizer
+        if caller not in self._seen:
+            self._seen[caller] = optimizer
             self.names.append(type(optimizer).__name__)
-        self._calls.append(id(optimizer))
+        self._calls.append(caller)
         self.on_call(optimizer)
         self.period = period(self._calls, max(self._optimizers, len(self._seen)))
         if self.period is not None:
@@ -149,6 +182,11 @@ class StepCounter:
         engine._take_model_step = take_model_step
         self._restore.append(lambda: setattr(engine, "_take_model_step", original))
         return True
+
+
+def _is_within_backward() -> bool:
+    """Return True in a hook of the backward pass, on whichever thread it runs."""
+    return torch._C._current_graph_task_id() != NO_BACKWARD_PASS
 
 
 def _is_called_by(module: str) -> bool:

@@ -22,6 +22,7 @@ _WITHOUT_GPU = (
     "No CUDA GPUs are available",
     "Torch not compiled with CUDA enabled",
     "ProcessGroupNCCL is only supported with GPUs",
+    "nccl2 requires at least one CUDA device",
     "device_ids and output_device arguments only work with",
 )
 """starts or parts of torch's messages for code that was written for GPUs and runs on a CPU"""

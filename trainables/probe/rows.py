@@ -153,6 +153,7 @@ def reasons_for_nulls(steps: Sequence[StepSpans], batch: int | None, tokens: int
         "host_to_device_s": "no copy from host to device was seen" if "host_to_device" not in names else None,
         "forward_s": "no call of a module with trainable parameters was seen" if "forward" not in names else None,
         "backward_s": "no backward pass was seen" if "backward" not in names else None,
+        "optimizer_s": "no optimizer was called outside the backward pass" if "optimizer" not in names else None,
         "samples_per_step": "neither a DataLoader's batches nor the model's inputs show it" if batch is None else None,
         "tokens_per_step": "the model has no integer inputs [samples, tokens]" if tokens is None else None,
     }

@@ -1,6 +1,7 @@
 """The parts of the probe that need no script: cycles, batches, traces, and a session in this process."""
 
 import json
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,14 @@ SHORT = ProbeJob(warmup_steps=6, plain_steps=5, phase_steps=4, issue_steps=3, tr
         ("DDDDDGDDDDDG", 2, 6),
         ("AAAA", 2, None),
         ("A" * MOST_CALLS, 2, 1),
+        (range(2 * MOST_CALLS), 2 * MOST_CALLS, None),
+        ([*range(2 * MOST_CALLS)] * 2, 2 * MOST_CALLS, 2 * MOST_CALLS),
+        (range(4 * MOST_CALLS), 2 * MOST_CALLS, 1),
     ],
 )
-def test_the_cycle_of_several_optimizers_is_recognised(calls: str, optimizers: int, expected: int | None) -> None:
+def test_the_cycle_of_several_optimizers_is_recognised(
+    calls: Sequence[Hashable], optimizers: int, expected: int | None
+) -> None:
     assert period(calls, optimizers) == expected
 
 

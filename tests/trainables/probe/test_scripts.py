@@ -182,3 +182,20 @@ def test_losses_are_those_that_the_script_computes(arguments: list[str], logs: P
         steps = [row["step"] for row in rows(output, "phases")]
         assert output.evidence["losses"] == pytest.approx([expected[step] for step in steps])
         assert len(set(output.evidence["losses"])) == SHORT.phase_steps
+
+
+def test_optimizers_that_hooks_call_within_the_backward_pass_end_one_step_with_it(logs: Path) -> None:
+    """One optimizer per parameter, of which there are more than calls until the counter gives up to find a cycle."""
+    parameters = 30
+    for output in run_on(2, "fused_updates.py", logs=logs):
+        assert output.failure is None
+        assert output.evidence["steps_run"] == SHORT.needed_steps
+        assert output.evidence["optimizer_calls_per_step"] == 1
+        assert output.evidence["samples_per_step"] == 6
+        assert output.evidence["step_flops"] == (3 * 15 - 1) * 2 * 6 * 32 * 32  # none for the gradient of the inputs
+        for row in rows(output, "phases"):
+            assert row["forward_s"] > 0
+            assert row["backward_s"] > 0
+            assert row.get("optimizer_s") is None
+        assert "optimizer_s" in output.evidence["nulls"]
+        assert len(output.tables["collectives"]) == parameters * SHORT.trace_steps

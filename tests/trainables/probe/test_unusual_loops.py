@@ -175,3 +175,22 @@ def test_a_module_that_contains_the_loop_is_no_forward_pass(layers: int) -> None
         assert all((row.get(part) or 0) >= 0 for part in PARTS), "no part is counted twice"
         assert row["forward_s"] > 0 and row["backward_s"] > 0 and row["optimizer_s"] > 0
         assert sum(row.get(part) or 0 for part in PARTS) == pytest.approx(row["step_s"], rel=1e-6)
+
+
+def test_a_step_is_a_backward_pass_with_updates_and_the_optimizers_after_it() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    fused, rest = ([torch.optim.SGD([parameter], lr=0.1) for parameter in layer.parameters()] for layer in model)
+    for parameter, optimizer in zip(model[0].parameters(), fused, strict=True):
+        parameter.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
+
+    def step() -> None:
+        model(torch.ones(3, 4)).square().mean().backward()
+        for optimizer in rest:
+            optimizer.step()
+
+    output = measured(step)
+    assert output.evidence["optimizer_calls_per_step"] == 3
+    assert output.evidence["samples_per_step"] == 3
+    for row in phases(output):
+        assert row["backward_s"] > 0 and row["optimizer_s"] > 0
+        assert sum(row.get(part) or 0 for part in PARTS) == pytest.approx(row["step_s"], rel=1e-6)

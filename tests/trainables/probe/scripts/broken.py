@@ -39,9 +39,14 @@ elif kind == "import of a neighbour":
 elif kind == "GPU":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     torch.zeros(1, device="cuda")
+elif kind == "GPU of NCCL":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    torch.distributed.init_process_group("cpu:gloo,cuda:nccl")
 elif kind == "GPU of DDP":
     torch.distributed.init_process_group("gloo")
     nn.parallel.DistributedDataParallel(nn.Linear(1, 1), device_ids=[torch.device("cpu")])
+elif kind == "bold":
+    raise ValueError("only \x1b[1mtrusted\x1b[0m files")
 elif kind == "silent print":
     builtins.print = lambda *_, **__: None
     raise ValueError("not printed")
