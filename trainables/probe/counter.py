@@ -75,6 +75,8 @@ class StepCounter:
         self._within_backward: dict[int, Any] = {}
         """optimizers that the current backward pass has called"""
 
+        self._updates_within_backward = False
+        self._unwatch: Callable[[], None] | None = None
         self._optimizers = 0
         self._counts_engine = False
         self._restore: list[Callable[[], None]] = []
@@ -110,10 +112,24 @@ class StepCounter:
 
         run_backward._torchdynamo_disable = True  # type: ignore[attr-defined]
         torch.autograd._engine_run_backward = run_backward
-        self._restore.append(lambda: setattr(torch.autograd, "_engine_run_backward", original))
+        self._unwatch = lambda: setattr(torch.autograd, "_engine_run_backward", original)
+
+    def keep_only_what_counts(self) -> None:
+        """Stop watching backward passes if none has called an optimizer so far. Steps then have nothing but the hook.
+
+        To be called while nothing else that wraps torch's functions is installed.
+        """
+        if not self._updates_within_backward:
+            self._stop_watching()
+
+    def _stop_watching(self) -> None:
+        if self._unwatch is not None:
+            self._unwatch()
+            self._unwatch = None
 
     def remove(self) -> None:
         """Remove everything that `install` installed."""
+        self._stop_watching()
         while self._restore:
             self._restore.pop()()
 
@@ -122,6 +138,7 @@ class StepCounter:
             return
         self.total += 1
         if _is_within_backward():
+            self._updates_within_backward = True
             self._within_backward[id(optimizer)] = optimizer
         else:
             self._end_call(optimizer, id(optimizer))

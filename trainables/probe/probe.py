@@ -248,6 +248,7 @@ class Probe:
         assert self.clock is not None
         if label != "lead_in":
             if window == "plain":
+                self.counter.keep_only_what_counts()
                 self.started_at = unix_s()
             return
         self._stop_instruments()

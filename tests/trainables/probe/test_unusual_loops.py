@@ -194,3 +194,24 @@ def test_a_step_is_a_backward_pass_with_updates_and_the_optimizers_after_it() ->
     for row in phases(output):
         assert row["backward_s"] > 0 and row["optimizer_s"] > 0
         assert sum(row.get(part) or 0 for part in PARTS) == pytest.approx(row["step_s"], rel=1e-6)
+
+
+def test_no_backward_pass_is_watched_in_the_plain_window_unless_its_hooks_update_weights() -> None:
+    original = torch.autograd._engine_run_backward
+    entries: list[Any] = []
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        entries.append(torch.autograd._engine_run_backward)
+        model(torch.ones(3, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    output = measured(step)
+    assert sum(row["window"] == "plain" for row in output.tables["steps"]) == SHORT.plain_steps
+    first = entries.index(original)
+    assert entries[first : first + SHORT.plain_steps] == [original] * SHORT.plain_steps
+    instrumented = [entry is not original for entry in entries]
+    assert instrumented[0] and any(instrumented[first:]), "windows before and after the plain one have instruments"
+    assert torch.autograd._engine_run_backward is original
