@@ -103,5 +103,5 @@ def _check_same_file(path: Path, module: ModuleType) -> None:
     location = getattr(module, "__file__", None)
     if location is None or Path(location).resolve() != path.resolve():
         raise WorkloadError(
-            f"file {path} is shadowed by another module named {path.stem!r} ({location}); rename the file"
+            f"file {path} is shadowed by another module named {module.__name__!r} ({location}); rename the file"
         )

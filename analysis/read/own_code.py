@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -55,16 +55,10 @@ def trial_columns(fields: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]],
     return kept | _varied(fields) | {COMMAND_COLUMN: command}
 
 
-def _variables(text: str) -> dict[str, Any]:
-    """Return value by name of variables such as `NCCL_ALGO=Ring NCCL_NTHREADS=64`."""
-    return dict(entry.split("=", 1) for entry in shlex.split(text))
-
-
 def _varied(fields: Mapping[str, Any]) -> dict[str, Any]:
-    config = OWN_VALUES["function_config"](fields.get("function_config") or "{}")
-    columns = {f"config {name}": value for name, value in config.items()}
-    columns |= OWN_VALUES["script_env"](fields.get("script_env") or "")
-    columns |= OWN_VALUES["script_flags"](fields.get("script_flags") or "")
+    columns = {f"config {name}": value for name, value in json.loads(fields.get("function_config") or "{}").items()}
+    columns |= dict(entry.split("=", 1) for entry in shlex.split(fields.get("script_env") or ""))
+    columns |= flags_of(fields.get("script_flags") or "")
     return {f"{FLAG}{name}" if _PLAIN_NAME.fullmatch(name) else name: value for name, value in columns.items()}
 
 
@@ -81,14 +75,6 @@ def flags_of(text: str) -> dict[str, Any]:
         else:
             flags[argument], open_flag = True, argument
     return flags
-
-
-OWN_VALUES: Mapping[str, Callable[[str], dict[str, Any]]] = {
-    "script_flags": flags_of,
-    "script_env": _variables,
-    "function_config": json.loads,
-}
-"""fields whose text holds several values by name, and how to read them"""
 
 
 def _observed_batch(ranks: Sequence[Mapping[str, Any]]) -> tuple[int | None, int | None]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from analysis.answers.registry import Answer, answers
+from analysis.compare.best import MAX_LISTED_WORKLOADS
 from analysis.compare.ladder import OURS
 from analysis.figures.accuracy import accuracy_batch, training_curves
 from analysis.figures.batch_size import batch_size as batch_size_figure
@@ -28,7 +29,6 @@ from analysis.tables.scaling import speed_up_weak_table, throughput
 from analysis.tables.table import Table
 from analysis.verdict import accuracy as accuracy_verdict
 from analysis.verdict import study as study_verdict
-from analysis.verdict.lines.subject import MOST_WORKLOADS
 from analysis.verdict.next_steps import best
 
 
@@ -203,7 +203,11 @@ def questions(inputs: ReportInputs) -> Iterator[Question]:
         own.append(OWN[inputs.record.name])
     if inputs.accuracy is not None:
         own.insert(min(1, len(own)) if inputs.record.questions or not inputs.ladder.empty else 0, _ACCURACY)
-    if not own and len(inputs.headlines) > MOST_WORKLOADS and all(each.scaling is None for each in inputs.headlines):
+    if (
+        not own
+        and len(inputs.headlines) > MAX_LISTED_WORKLOADS
+        and all(each.scaling is None for each in inputs.headlines)
+    ):
         own = [_WORKLOADS]
     if inputs.record.questions and own:
         own[0] = dataclasses.replace(own[0], sentences=lambda inputs: [], replies=answers)

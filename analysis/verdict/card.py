@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.compare.best import MAX_LISTED_WORKLOADS
 from analysis.compare.ladder import OURS
 from analysis.predict.inputs import ReportInputs
 from analysis.read.results import COUNTABLE, UNCOUNTED
@@ -14,7 +15,7 @@ from analysis.verdict.facts import trained_workload
 from analysis.verdict.lines.improve import improve_lines, trust_in_improvement
 from analysis.verdict.lines.scaling import lost, more_ranks, scales
 from analysis.verdict.lines.step import batch, bound_by, bounds_of_many, do_next, speed
-from analysis.verdict.lines.subject import MOST_WORKLOADS, Subject, subject_of, subjects
+from analysis.verdict.lines.subject import Subject, subject_of, subjects
 from analysis.verdict.lines.training import accuracy_line, ladder_lines, training_lines
 from analysis.verdict.lines.trust import POOR, trust_in, trust_in_accuracy
 from analysis.verdict.lines.value import Card, CardLine, Quantity, Trust
@@ -88,7 +89,7 @@ def _content(
     elif subject.scaling is not None:
         form, candidates = SCALING, [scales(analysis, chosen), lost(analysis, subject), *step]
         candidates.append(more_ranks(analysis, subject))
-    elif len(chosen) > MOST_WORKLOADS:
+    elif len(chosen) > MAX_LISTED_WORKLOADS:
         form, candidates = ONE_SIZE, [speed(analysis, chosen), *bounds_of_many(analysis), accuracy]
     else:
         form, candidates = ONE_SIZE, [speed(analysis, chosen), batch(analysis, subject), *step]

@@ -21,6 +21,7 @@ import pandas as pd
 
 from analysis.read.results import Results, load
 from benchmarks.harness.common import figure, write_summary
+from study.errors import counted
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WHOLE, PARTS = ROOT / "tests/scripts", ROOT / "tests/trainables/probe/scripts"
@@ -115,7 +116,7 @@ def _figure(sample: dict[str, Any]) -> dict[str, Any]:
     communicates = sample["size"] == 1 or sample.get("collectives", 0) > 0
     steps = sample.get("plain_steps", 0)
     holds = sample["status"] == "done" and steps > 0 and phases and communicates
-    name = f"{sample['script']}, {sample['size']} rank{'' if sample['size'] == 1 else 's'}: plain steps"
+    name = f"{sample['script']}, {counted(sample['size'], 'rank')}: plain steps"
     return figure(name, steps, None, "steps", "> 0, and all phases", holds)
 
 

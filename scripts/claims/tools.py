@@ -20,6 +20,7 @@ from scripts.claims.sources import (
     summary,
     yes_no,
 )
+from study.errors import counted
 
 says, stated, shows = on_page("docs/evidence.md")
 
@@ -92,8 +93,7 @@ def _accepted_rows() -> list[tuple[str | Cell, ...]]:
     """Return what was measured of each script on 1 and on 2 GPUs: its plain steps, and ms of step and phases."""
     rows: list[tuple[str | Cell, ...]] = []
     for row in [*samples("accepted-1gpu"), *samples("accepted-2gpu")]:
-        ranks = f"{row['size']} rank{'' if row['size'] == 1 else 's'}"
-        steps = figure(f"accepted-{row['size']}gpu", f"{row['script']}, {ranks}: plain steps")
+        steps = figure(f"accepted-{row['size']}gpu", f"{row['script']}, {counted(row['size'], 'rank')}: plain steps")
         times = [number(1e3 * row[f"{name}_s"]) for name in ("step", "forward", "backward", "optimizer")]
         arguments = f"`{row['arguments']}`" if row["arguments"] else "none"
         measured = (cell("{:0v}", steps), *(cell("{:1v}", each) for each in times), yes_no(steps))

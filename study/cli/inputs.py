@@ -131,7 +131,7 @@ def workload_spec(value: Any, source: str) -> tuple[str, str]:
     Instead of the file, its name as a module may be given: `package.train:NAME`.
     """
     text, _, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
-    if is_module(text) and not text.endswith(".py") and (file := _file_of_module(text)):
+    if is_module(text) and (file := _file_of_module(text)):
         text = str(file)
     if not text.endswith(".py") or not name.isidentifier():
         raise ConfigurationError(f"{source} {shown(value)}: expected path/to/file.py:name, or package.module:name")

@@ -81,6 +81,12 @@ def own_code_axes(
     return axes
 
 
+def varying_options(vary: Sequence[str], env: Sequence[str]) -> list[str]:
+    """Return the options for flags, config entries and variables that have several values, as they were typed."""
+    given = [(f"--vary={text}", text) for text in vary] + [(f"--env {text}", text) for text in env]
+    return [option for option, text in given if len(_name_and_values(text, option)[1]) > 1]
+
+
 def refuse_unread_fields(axes: Mapping[str, Sequence[Any]]) -> None:
     """Raise ConfigurationError for an axis that the user's script or train function does not read."""
     if not {"script", "train_function"} & set(axes):

@@ -1,5 +1,6 @@
 """A plan with its configuration, and the warnings that a user should read before trusting its trials."""
 
+import json
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 from analysis.duration import duration
 from study.capacity import Capacity
 from study.cli.configuration import Configuration, to_yaml
+from study.cli.own_code import varying_options
 from study.errors import ConfigurationError, counted
 from study.options import OPTION_OF_FIELD
 from study.orchestrate.discovery.address import is_local
@@ -97,7 +99,9 @@ class PreparedStudy:
     def outline(self) -> str:
         """The trials to run in one line: their number, the axes, repeats and estimated time."""
         study = self.study
-        axes = [text for name, values in study.axes.items() if len(values) > 1 for text in _as_axes(name, values)]
+        varying = {name: values for name, values in study.axes.items() if len(values) > 1}
+        axes = [_as_option(name, ",".join(map(str, varying[name]))) for name in varying if name not in _OF_OWN_CODE]
+        axes += varying_options(self.configuration.vary, self.configuration.env)
         axes += [counted(len(study.cases), "case")] if study.cases else []
         parts = [counted(len(self.pending), "trial"), f": {' x '.join(axes)}" if axes else ""]
         parts += [f", {counted(study.repeats, 'repeat')}; about {duration(self.estimate.duration_s)}"]
@@ -115,37 +119,14 @@ class PreparedStudy:
         return f"{row.case}: {values}" if row.case else values
 
 
-_NAMED_VALUES = ("script_flags", "script_env", "function_config")
-"""Fields of a user's own code whose text holds several values by name."""
-
-
-def _values_by_name(field: str, text: str) -> dict[str, Any]:
-    from analysis.read.own_code import OWN_VALUES  # imports pandas, which most plans do without
-
-    return OWN_VALUES[field](text)
-
-
-def _as_axes(field: str, values: Sequence[Any]) -> list[str]:
-    """Return an axis as the options that make it: one per flag, variable or config entry of a user's own code."""
-    if field not in _NAMED_VALUES:
-        return [_as_option(field, ",".join(map(str, values)))]
-    chosen = [_values_by_name(field, value) for value in values]
-    names = dict.fromkeys(name for values in chosen for name in values)
-    option = "--env " if field == "script_env" else "--vary="
-    axes = []
-    for name in names:
-        different = list(dict.fromkeys(str(values.get(name, False)) for values in chosen))
-        if set(different) == {"True", "False"} and field == "script_flags":
-            axes.append(f"{option}{name}")
-        elif len(different) > 1:
-            axes.append(f"{option}{name}={','.join(different)}")
-    return axes
+_OF_OWN_CODE = ("script_flags", "script_env", "function_config")
+"""Fields whose text names the flags, variables or config entries of a user's own code."""
 
 
 def _as_option(field: str, value: Any) -> str:
     if field == "function_config":
-        return ", ".join(f"{name}={entry}" for name, entry in _values_by_name(field, value).items())
-    if field in _NAMED_VALUES:
+        return ", ".join(f"{name}={entry}" for name, entry in json.loads(value).items())
+    if field in _OF_OWN_CODE:
         return str(value)  # it names itself
     option = OPTION_OF_FIELD.get(field)
     return f"--{option.name} {value}" if option and option.is_axis else f"{field} {value}"

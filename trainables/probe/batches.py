@@ -25,8 +25,7 @@ def samples(batch: Any) -> int | None:
     if isinstance(batch, (tuple, list)) and batch and all(isinstance(item, Mapping) for item in batch):
         return len(batch)
     items = batch if isinstance(batch, (tuple, list)) and not isinstance(batch, PackedSequence) else [batch]
-    size = _most_common(map(_of_field, items))
-    return _most_common(map(_stated, items)) if size is None else size
+    return _shared_by(items)
 
 
 def samples_of_inputs(arguments: Sequence[Any]) -> int | None:
@@ -36,8 +35,13 @@ def samples_of_inputs(arguments: Sequence[Any]) -> int | None:
     """
     if len(arguments) == 1 and isinstance(arguments[0], (Mapping, tuple)):
         return samples(arguments[0])
-    size = _most_common(map(_of_field, arguments))
-    return _most_common(map(_stated, arguments)) if size is None else size
+    return _shared_by(arguments)
+
+
+def _shared_by(fields: Sequence[Any]) -> int | None:
+    """Return the number of samples that most fields have; without any, the one that most of them state."""
+    size = _most_common(map(_of_field, fields))
+    return _most_common(map(_stated, fields)) if size is None else size
 
 
 def _stated(value: Any) -> Sequence[int]:

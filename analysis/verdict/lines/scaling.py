@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from analysis.compare.best import MAX_LISTED_WORKLOADS
 from analysis.compare.causes import LEAST_LOST, lost_ranks, visible_causes
 from analysis.compare.scaling import STRONG
 from analysis.predict.forecast import FORECAST_FACTORS, forecast, is_resolved, ranks_per_node
@@ -13,7 +14,7 @@ from analysis.predict.inputs import ReportInputs
 from analysis.predict.series import ScalingSeries, series_of
 from analysis.study import Analysis, study_ranks
 from analysis.text import join, lost_decimals, number, percent, sizes_to_measure, value_label
-from analysis.verdict.lines.subject import MOST_WORKLOADS, Subject, label_before
+from analysis.verdict.lines.subject import Subject, label_before
 from analysis.verdict.lines.value import CardLine, Quantity, share_text
 
 MOST_CAUSES = 4
@@ -53,8 +54,8 @@ def scales(analysis: Analysis, chosen: Sequence[Subject]) -> CardLine | None:
     notes = []
     if open_works:
         names = [work.equivalent.part for work in open_works]
-        notes = [f"{join(names) if len(names) <= MOST_WORKLOADS else len(names)} not resolved"]
-    if len(resolved) > MOST_WORKLOADS:
+        notes = [f"{join(names) if len(names) <= MAX_LISTED_WORKLOADS else len(names)} not resolved"]
+    if len(resolved) > MAX_LISTED_WORKLOADS:
         listed = [f"from {resolved[0].text}", f"to {resolved[-1].text}"]
         return CardLine(
             "scales", "scales", f"{resolved[0].sizes} do the work {'; '.join([*listed, *notes])}", quantities

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pandas as pd
 
 from analysis.compare.batch_size import OUT_OF_MEMORY
+from analysis.compare.best import MAX_LISTED_WORKLOADS
 from analysis.compare.bottleneck import (
     WORDS,
     change_for,
@@ -25,7 +26,7 @@ from analysis.text import GIB, join, number, percent, telling_label, value_label
 from analysis.verdict.bottleneck import NOISE, launching
 from analysis.verdict.lines.improve import measured_advice
 from analysis.verdict.lines.scaling import fewer_and_faster
-from analysis.verdict.lines.subject import MOST_WORKLOADS, Subject, label_before
+from analysis.verdict.lines.subject import Subject, label_before
 from analysis.verdict.lines.value import CardLine, Quantity
 
 
@@ -124,7 +125,7 @@ def _gain(share: float, part: str, shares: pd.Series) -> tuple[Quantity, str]:
 
 
 def speed(analysis: Analysis, chosen: Sequence[Subject]) -> CardLine:
-    """State the highest throughput of a study that cannot compare numbers of ranks, for up to `MOST_WORKLOADS`."""
+    """State the highest throughput of a study that cannot compare numbers of ranks, of few workloads."""
     units = units_per_s(analysis.configurations, analysis.measured, analysis.fields)
     quantities, texts = [], []
     for subject in chosen:
@@ -138,7 +139,7 @@ def speed(analysis: Analysis, chosen: Sequence[Subject]) -> CardLine:
             if throughput.value is not None and math.isfinite(value := float(values[subject.configuration])):
                 quantities.append(Quantity("throughput", value, f"{name}/s", part=subject.label))
                 texts[-1] += f", {number(value, 0)} {name}/s"
-    if len(texts) > MOST_WORKLOADS:
+    if len(texts) > MAX_LISTED_WORKLOADS:
         trials = analysis.results.trials
         done = f"{int((trials['status'] == 'done').sum())} of {len(trials)} trials are done"
         texts = [f"{done}; their {len(texts)} workloads are not comparable (see the table of throughputs)"]

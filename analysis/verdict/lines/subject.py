@@ -7,17 +7,12 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.compare.best import MAX_LISTED_WORKLOADS
 from analysis.compare.scaling import STRONG, WEAK, alike
 from analysis.measure.configurations import LAYOUT, trial_fields
 from analysis.study import Analysis, workload_label
 
 LONGEST_WORKLOAD = 36
 """Maximum characters of a workload's name on the card; longer ones are cut."""
-
-
-MOST_WORKLOADS = MAX_LISTED_WORKLOADS
-"""Maximum workloads that the card lists individually."""
 
 
 @dataclass(frozen=True)

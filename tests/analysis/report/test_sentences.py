@@ -171,6 +171,9 @@ def test_a_bound_of_a_script_is_one_of_what_is_exposed() -> None:
     assert line is not None and "(upper bound of what is exposed)" in line.text
     bounds_of_slow = gain_rows(study.regions, study.changes, study.configurations, slow, ("GPU", "GPUs"))
     assert bounds_of_slow["is_partial"].any()
+    first = replace(study)
+    vars(first)["headlines"] = [replace(study.headlines[0], configuration=slow)]
+    assert "upper bound of what is exposed" in changes(first).frame["evidence"].tolist()
     assert "upper bound of what is exposed" not in changes(study_named("gpt2-scaling")).frame["evidence"].tolist()
 
 
