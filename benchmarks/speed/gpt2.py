@@ -6,8 +6,8 @@
     python -m benchmarks.speed.gpt2 --device cpu --small                     # a small form, on two CPU ranks
 
 1,024 tokens per sequence, bf16, AdamW, resident random tokens. All sides stay ready in the same processes and
-alternate: ours, the bare loop, and on several GPUs our step on the first of them without DDP ("one"), for the weak
-efficiency.
+alternate: ours, the bare loop, and on several GPUs our step without DDP, on the first of them only ("one"), for the weak
+efficiency, and on all of them at once ("each", as fast as the slowest): what GPUs that differ cost without communication.
 
 A case is gpus:mode:sequences or gpus:mode:sequences:lever+lever, with the sequences per GPU. A lever changes our trial,
 or an option of the compiler, which then applies to all sides but "without": our step without the levers, as a CUDA
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument(
         "--cases", help="gpus:mode:sequences[:lever+lever],...; levers: " + ", ".join(sorted(TOKEN_LEVERS))
     )
-    parser.add_argument("--sides", default="ours,bare,one", help="a comma list of these and without")
+    parser.add_argument("--sides", default="ours,bare,one,each", help="a comma list of these and without")
     parser.add_argument("--profile", default="", help="cases of these whose kernels are listed, a comma list")
     options = parser.parse_args()
     options.cases = options.cases or CASES[options.gpus]
@@ -165,10 +165,15 @@ def built(trial: Trial, place: Place, names: list[str], mine: list[Ours]) -> dic
     sides = {"ours": Side(mine[0].timed, trial.global_batch)}
     if "bare" in names:
         sides["bare"] = Side(bare(trial, place), trial.global_batch)
-    if "one" in names and trial.world_size > 1:
+    if {"one", "each"} & {*names} and trial.world_size > 1:
         defaults = {name: Trial.model_fields[name].default for name in ("bucket_mb", "gradient_as_bucket_view")}
         one = trial.but(world_size=1, parallel="none", static_graph=False, split_graph=True, **defaults)
-        sides["one"] = Side(ours(one, place, alone=True).timed if place.rank == 0 else None, one.global_batch)
+        timed = ours(one, place, alone=True).timed
+        alone = {
+            "one": Side(timed if place.rank == 0 else None, one.global_batch),
+            "each": Side(timed, trial.global_batch),
+        }
+        sides |= {name: side for name, side in alone.items() if name in names}
     return sides
 
 
@@ -231,6 +236,9 @@ def figures_of(case: str, outcome: Outcome) -> list[dict[str, Any]]:
         goal, holds = (f">= {asked}", ratio / count >= asked) if asked else ("none", None)
         bounds = (interval[0] / count, interval[1] / count)
         figures.append(figure(f"weak efficiency, {case}", ratio / count, bounds, "", goal, holds))
+    if "each" in blocks.rates:
+        ratio, interval = abba_ratio(blocks.rates["ours"], blocks.rates["each"])
+        figures.append(figure(f"ours/each, {case}", ratio, interval, "ratio", "none", None))
     if outcome.peak_bytes:
         figures.append(figure(f"peak memory of all sides, {case}", outcome.peak_bytes, None, "bytes", "none", None))
     return figures
