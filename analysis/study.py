@@ -26,7 +26,7 @@ from analysis.read.fields import Fields
 from analysis.read.results import Results
 from analysis.read.study_record import StudyRecord
 from analysis.read.unread import unread_axes, with_merged_axes
-from analysis.text import RankNouns, configuration_label, with_short_arguments
+from analysis.text import RankNouns, configuration_label, join, sizes_to_measure, with_short_arguments
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,6 +191,16 @@ def study_ranks(analysis: Analysis) -> RankNouns:
     """Return what this study's ranks are called, with the labels of its fields."""
     trials = analysis.results.trials
     return RankNouns.of(trials["device"].dropna() if "device" in trials else (), analysis.results.fields.labels)
+
+
+def how_to_measure_scaling(analysis: Analysis, largest: int) -> str:
+    """Say what a study lacks in which `largest` is the only number of ranks, or the largest: sizes, or done trials."""
+    trials = analysis.results.trials
+    done = set(trials.loc[trials["status"] == "done", "world_size"])
+    if failed := sorted({int(size) for size in trials["world_size"].dropna()} - done):
+        sizes = join([str(size) for size in failed], "or")
+        return f"no trial on {sizes} {study_ranks(analysis)[failed != [1]]} is done"
+    return f"add --gpus {sizes_to_measure(largest)}"
 
 
 def workload_label(analysis: Analysis, headline: Headline) -> str:

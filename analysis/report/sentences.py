@@ -14,7 +14,7 @@ from analysis.predict.forecast import FORECAST_FACTORS, HOST_BOUND, NETWORK, NO_
 from analysis.predict.inputs import ReportInputs
 from analysis.predict.next_trial import next_trial
 from analysis.read.environment import done_environments
-from analysis.study import Analysis, study_ranks, workload_label
+from analysis.study import Analysis, how_to_measure_scaling, study_ranks, workload_label
 from analysis.text import (
     SLOWDOWN_LABELS,
     further_repeats,
@@ -23,7 +23,6 @@ from analysis.text import (
     number,
     part_of,
     percent,
-    sizes_to_measure,
     value_label,
 )
 from analysis.verdict.accuracy import points, wide_half_width
@@ -64,7 +63,7 @@ def scale(analysis: Analysis) -> list[str]:
     rows = analysis.scaling[analysis.scaling["ideal"] > 1]
     if rows.empty:
         sizes = sorted(analysis.configurations["world_size"].astype(int).unique())
-        add = f"add --gpus {sizes_to_measure(max(sizes, default=1))} to see how it scales"
+        add = how_to_measure_scaling(analysis, max(sizes, default=1))
         if len(sizes) == 1:
             return [f"Measured on {value_label('world_size', sizes[0], ranks)} only: {add}."]
         return [f"No configuration ran on more than one number of {ranks[1]}: {add}."]
@@ -258,7 +257,7 @@ def _without_model(analysis: ReportInputs) -> str:
     several, sizes = study_ranks(analysis)[1], analysis.configurations["world_size"].astype(int)
     return (
         f"it needs one configuration on at least two numbers of {several}: "
-        f"add --gpus {sizes_to_measure(max(sizes, default=1))}"
+        f"{how_to_measure_scaling(analysis, max(sizes, default=1))}"
     )
 
 

@@ -16,6 +16,12 @@ from trainables.registry import DATASETS
 
 _MAX_LISTED = 5
 
+_NOT_PYTHON = {
+    ".ipynb": "a notebook; fix: convert it with jupyter nbconvert --to script",
+    ".sh": "a shell script; fix: give the Python script that it starts, and its arguments after --",
+}
+"""what people start their trainings with, by suffix"""
+
 _KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
 
 
@@ -173,6 +179,8 @@ def _file_of_module(name: str) -> Path | None:
 def _parsed(value: Any, source: str) -> tuple[Path, ast.Module, str]:
     """Return the path of a Python file, its syntax tree and the digest of its content. Raises ConfigurationError."""
     path = _path(value, source)
+    if path.suffix in _NOT_PYTHON:
+        raise ConfigurationError(f"{source}: {one_line(str(path))} is {_NOT_PYTHON[path.suffix]}")
     try:
         refuse_endless(str(path), source)
         content = path.read_bytes()

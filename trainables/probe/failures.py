@@ -27,6 +27,9 @@ _WITHOUT_GPU = (
 )
 """starts or parts of torch's messages for code that was written for GPUs and runs on a CPU"""
 
+_OF_LAUNCHERS = re.compile("'(SLURM|OMPI_COMM|PMI|MV2_COMM)_[A-Z_]+'")
+"""keys of variables that srun and mpirun set for each process"""
+
 _ERROR_LINE = re.compile(r"^(?:\S+: )?error: .*|^[\w.]*(?:Error|Exception)\b: .*|^Usage: .*", re.IGNORECASE)
 
 
@@ -47,8 +50,11 @@ def exception(error: Mapping[str, Any]) -> tuple[FailureKind, str]:
         return "read_only", f"cannot write{at}: {text}; pass the script another output folder"
     if error["type"] == "SystemExit":
         return "exit", f"the script exited: {text}"
-    needs_gpu = any(part in text for part in _WITHOUT_GPU)
-    hint = "; the script requires GPUs: run it on a host with GPUs, or pass its option for CPUs" if needs_gpu else ""
+    hint = ""
+    if any(part in text for part in _WITHOUT_GPU):
+        hint = "; the script requires GPUs: run it on a host with GPUs, or pass its option for CPUs"
+    elif error["type"] == "KeyError" and _OF_LAUNCHERS.fullmatch(text):
+        hint = "; ranks have the variables of torchrun: let the script read RANK, LOCAL_RANK and WORLD_SIZE"
     return "error", f"{error['type']}: {text}{at}{hint}"
 
 
@@ -74,7 +80,10 @@ def exit_code(code: int, log: str) -> tuple[FailureKind, str]:
         hint = "; the kernel kills processes when the host's memory is full" if name == "SIGKILL" else ""
         return "killed", f"the script was ended by {name}{hint}"
     if code == ARGUMENT_EXIT_CODE and reason:
-        return "arguments", f"{reason}; give the script's arguments after --"
+        fix = "give the script's arguments after --"
+        if re.search("required.*--local[-_]rank", reason):  # which torch.distributed.launch passed
+            fix = "torchrun sets LOCAL_RANK in the environment instead: let the script read it"
+        return "arguments", f"{reason}; {fix}"
     return "exit", f"the script exited with code {code}" + (f": {reason}" if reason else "")
 
 
@@ -88,11 +97,17 @@ def last_error(log: str) -> str | None:
 
 def alone(ranks: int, group_size: int) -> tuple[FailureKind, str]:
     """Return kind and line of a script of which each rank trains without the others."""
-    found = f"a process group of {group_size} ranks" if group_size > 1 else "no process group"
+    if group_size > 1:
+        found, fix = f"a process group of {group_size} ranks", "call torch.distributed.init_process_group with env://"
+    else:
+        found = "no process group"
+        fix = (
+            "initialise torch.distributed and put the model into DistributedDataParallel (docs/own-code.md, 'A script "
+            "for one GPU')"
+        )
     return "alone", (
         f"{found} at the end of the measurement, but {ranks} ranks: each trains alone, so this is no data-parallel "
-        "training; call torch.distributed.init_process_group with init_method env://, or pass the script's option "
-        "for it"
+        f"training; {fix}, or pass the script's option for it"
     )
 
 

@@ -12,8 +12,8 @@ from analysis.compare.scaling import STRONG
 from analysis.predict.forecast import FORECAST_FACTORS, forecast, is_resolved, ranks_per_node
 from analysis.predict.inputs import ReportInputs
 from analysis.predict.series import ScalingSeries, series_of
-from analysis.study import Analysis, study_ranks
-from analysis.text import join, lost_decimals, number, percent, sizes_to_measure, value_label
+from analysis.study import Analysis, how_to_measure_scaling, study_ranks
+from analysis.text import join, lost_decimals, number, percent, value_label
 from analysis.verdict.lines.subject import Subject, label_before
 from analysis.verdict.lines.value import CardLine, Quantity, share_text
 
@@ -217,7 +217,7 @@ def more_ranks(analysis: ReportInputs, subject: Subject) -> CardLine:
     if row is None:
         size = int(subject.row["world_size"])
         only = value_label("world_size", size, study_ranks(analysis))
-        return line(f"unknown: only {only} measured; add --gpus {sizes_to_measure(size)}")
+        return line(f"unknown: only {only} measured; {how_to_measure_scaling(analysis, size)}")
     series = next(
         (series for series in series_of(analysis) if _is_of(series, subject)),
         None,

@@ -172,6 +172,16 @@ def test_busy_host_and_throttled_gpu_lower_trust(tmp_path: Path) -> None:
     assert "host overloaded; GPU throttled" in trust.reason
 
 
+def test_sizes_that_were_tried_are_not_suggested(tmp_path: Path) -> None:
+    """As of a script that trains on one GPU only."""
+    folder = write_results(tmp_path, grid(GPU, world_size=[1], repeat=range(3)), lambda fields: {"step_s": 0.1})
+    for fields in grid(GPU, world_size=[2, 4]):
+        write_trial(folder, record(fields, status="failed", error="each trains alone"))
+    found = analysed(folder)
+    assert text(card_of(found), "more_gpus").endswith("only 1 GPU measured; no trial on 2 or 4 GPUs is done")
+    assert scale(found) == ["Measured on 1 GPU only: no trial on 2 or 4 GPUs is done."]
+
+
 def batch_law(fields: dict[str, Any]) -> dict[str, Any]:
     """A step with a constant part, so that larger batches are faster."""
     return {"step_s": 0.01 + 0.0001 * fields["batch_per_gpu"]}
@@ -191,7 +201,7 @@ def test_card_and_report_name_the_same_missing_sizes(tmp_path: Path, size: int, 
     trials = grid(GPU, world_size=[size], repeat=range(3))
     found = analysed(write_results(tmp_path, trials, lambda fields: {"step_s": 0.1}))
     assert text(card_of(found), "more_gpus").endswith(f"only {size} GPUs measured; add --gpus {missing}")
-    assert scale(found) == [f"Measured on {size} GPUs only: add --gpus {missing} to see how it scales."]
+    assert scale(found) == [f"Measured on {size} GPUs only: add --gpus {missing}."]
 
 
 def test_a_batch_that_runs_out_of_memory_is_not_compared_with_those_that_fit(tmp_path: Path) -> None:

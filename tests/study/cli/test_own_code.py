@@ -119,6 +119,19 @@ def test_the_printed_yaml_plans_the_same_trials(script: str, results_folder: str
 
 
 @pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("train.ipynb", "is a notebook; fix: convert it with jupyter nbconvert --to script"),
+        ("train.sh", "is a shell script; fix: give the Python script that it starts, and its arguments after --"),
+    ],
+)
+def test_files_that_start_a_training_but_are_no_scripts_are_refused(tmp_path: Path, name: str, problem: str) -> None:
+    path = tmp_path / name
+    path.write_text("{}\n")
+    assert message({"script": str(path)}) == f"--script: {path} {problem}"
+
+
+@pytest.mark.parametrize(
     ("options", "problem"),
     [
         ({"script": "missing.py"}, "missing.py does not exist"),

@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from tests.trainables.probe.runs import SCRIPTS, SHORT, rows, run_on
+from trainables.probe.failures import exception, exit_code
 from trainables.probe.job import ScriptFailure, ScriptOutput
 
 TRACED = f"early {SHORT.needed_steps - 1}"
@@ -90,11 +91,26 @@ def test_missing_arguments_are_reported_in_the_words_of_the_script(tmp_path: Pat
         assert "the following arguments are required: --data" in failure.line
 
 
+@pytest.mark.parametrize("option", ["--local_rank", "--local-rank"])
+def test_an_option_for_the_local_rank_is_not_one_to_give(option: str) -> None:
+    kind, line = exit_code(2, f"train.py: error: the following arguments are required: --data, {option}\n")
+    assert kind == "arguments"
+    assert "torchrun sets LOCAL_RANK" in line and "after --" not in line
+
+
+@pytest.mark.parametrize("variable", ["SLURM_PROCID", "OMPI_COMM_WORLD_RANK"])
+def test_variables_of_other_launchers_have_a_counterpart(variable: str) -> None:
+    error = {"type": "KeyError", "bases": ["KeyError"], "text": repr(variable), "place": "train.py:5"}
+    assert "let the script read RANK" in exception(error)[1]
+    assert "RANK" not in exception(error | {"text": "'lr'"})[1]
+
+
 def test_ranks_without_a_common_process_group_are_no_training(tmp_path: Path) -> None:
     """As of PyTorch's ImageNet example without `--dist-url env://`."""
     for output in run_on(2, "broken.py", "swallow", logs=tmp_path):
         assert failure_of(output).kind == "alone"
         assert "no process group at the end of the measurement, but 2 ranks" in failure_of(output).line
+        assert "A script for one GPU" in failure_of(output).line
         assert len(rows(output, "plain")) == SHORT.plain_steps
 
 
