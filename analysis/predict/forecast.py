@@ -196,7 +196,7 @@ def _row(
         batch = series.batch(size)
         row: dict[str, Any] = {"series": model.number, "world_size": size, "nodes": nodes}
         row |= {"measured_step_s": measured_step_s}
-        row |= {"batch_per_gpu": batch, "global_batch": batch * size, "interconnect": series.interconnect}
+        row |= {"batch_per_gpu": batch, "global_batch": series.global_batch(size), "interconnect": series.interconnect}
         frame = pd.DataFrame([row | {"caveat": reason or MEASURED}])
         return frame.reindex(columns=FORECAST_COLUMNS).astype({"not_resolved": object})
     knows_network = basis.knows_network(size, nodes)
@@ -239,7 +239,7 @@ def _on_stated_link(model: ScalingModel, frame: pd.DataFrame, link: Link, nodes:
     old_s = 0.0 if np.isnan(old_s) else old_s
     new_s = series.at([size], [nodes], links).wire_s[0]
     step_s = frame["step_s"].iloc[0]
-    alone_s = series.points["step_s"].iloc[0] * series.batch(size) / series.points["batch_per_gpu"].iloc[0]
+    alone_s = series.points["step_s"].iloc[0] * series.batch(size) / series.batch(series.sizes[0])
     if new_s >= old_s:
         ends = max(step_s, new_s), step_s + new_s - old_s
     else:

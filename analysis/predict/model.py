@@ -188,7 +188,7 @@ def predict(
             "world_size": sizes,
             "nodes": nodes if nodes is not None else 1,
             "batch_per_gpu": points.batch_per_gpu,
-            "global_batch": points.batch_per_gpu * points.world_size,
+            "global_batch": [model.series.global_batch(size) for size in sizes],
             "step_s": np.exp(model.log_step(points)),
             "step_s_low": np.exp(low),
             "step_s_high": np.exp(high),
@@ -290,8 +290,8 @@ def _held_out(series: ScalingSeries, spread: Spread) -> HeldOut | None:
 
 def _naive_log_step(series: ScalingSeries) -> float:
     """Return the log step on the largest number of ranks if throughput grew in proportion to the ranks."""
-    first, last = series.points.iloc[0], series.points.iloc[-1]
-    return float(first["log_step"] + np.log(last["batch_per_gpu"] / first["batch_per_gpu"]))
+    first, last = series.sizes[0], series.sizes[-1]
+    return float(series.log_step()[0] + np.log(series.batch(last) / series.batch(first)))
 
 
 def _alike(a: ScalingModel, b: ScalingModel) -> bool:

@@ -233,8 +233,16 @@ class ScalingSeries:
         return exposed_transfers_s(before_s, wire_s, bool(transfers["in_order"].iloc[0]))
 
     def batch(self, world_size: int) -> float:
-        """Return the samples per rank and step; fractional if the ranks do not divide the global batch."""
+        """Return the samples per rank and step, a fraction if the ranks do not divide the global batch.
+
+        In weak scaling, a step that accumulates gradients has this many samples several times.
+        """
         return self.base_batch if self.scaling == WEAK else self.base_batch / world_size
+
+    def global_batch(self, world_size: int) -> float:
+        """Return the samples of all ranks per step."""
+        accumulated = self.fields.get("accumulation_steps") if self.scaling == WEAK else None
+        return self.batch(world_size) * world_size * (1 if pd.isna(accumulated) else float(accumulated))
 
     def spread(self) -> Spread:
         """Return the spread of the repeats, pooled over the points."""
@@ -287,7 +295,7 @@ def series_of(analysis: Analysis) -> list[ScalingSeries]:
     groups = points.groupby(but_for_batch, dropna=False, sort=False).ngroup() if but_for_batch else points["nodes"] * 0
     series: list[ScalingSeries] = []
     used: set[int] = set()
-    without_batch = [name for name in fields if name != "batch_per_gpu"]
+    without_batch = [name for name in fields if name not in ("batch_per_gpu", "accumulation_steps")]
     for scaling, keys in ((WEAK, fields), (STRONG, [*without_batch, "global_batch"])):
         for _, rows in points.groupby(keys, dropna=False, sort=False):
             if scaling == STRONG and used & set(rows["configuration"]):

@@ -62,7 +62,7 @@ def predicted(folder: str, analysis: Analysis) -> Iterator[dict[str, Any]]:
 def _sample(folder: str, series: ScalingSeries, model: ScalingModel, analysis: Analysis) -> dict[str, Any]:
     by_size = series.points.set_index("world_size")
     step_s = by_size["step_s"]
-    alone = float(step_s[1] * by_size["batch_per_gpu"][ASKED] / by_size["batch_per_gpu"][1])
+    alone = float(step_s[1] * series.batch(ASKED) / series.batch(1))
     measured = float(step_s[ASKED])
     points = model.series.at([ASKED])
     row = predict(model, [ASKED]).iloc[0]

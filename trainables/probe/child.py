@@ -209,6 +209,8 @@ def _describe(error: BaseException, job: ScriptJob, folder: Folder) -> None:
 
 def _is_of_script(filename: str, job: ScriptJob) -> bool:
     """Return True for the user's files: those next to the script, except packages that are installed there."""
+    if filename.startswith("<"):  # <string>, <frozen os>
+        return False
     folder = Path.cwd() if job.is_module else Path(job.script).resolve().parent
     path = Path(filename).resolve()
     return path.is_relative_to(folder) and "site-packages" not in path.relative_to(folder).parts

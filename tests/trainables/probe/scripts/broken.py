@@ -45,6 +45,8 @@ elif kind == "GPU of NCCL":
 elif kind == "GPU of DDP":
     torch.distributed.init_process_group("gloo")
     nn.parallel.DistributedDataParallel(nn.Linear(1, 1), device_ids=[torch.device("cpu")])
+elif kind == "variable":
+    rank = int(os.environ["SLURM_PROCID"])
 elif kind == "bold":
     raise ValueError("only \x1b[1mtrusted\x1b[0m files")
 elif kind == "silent print":
