@@ -71,14 +71,15 @@ def interconnects(inputs: ReportInputs) -> Reply | Missing:
     for model, group in rows.groupby("model", sort=False):
         best = highest(group, "rate")
         ratios = _relative(inputs, group, int(best["configuration"]))
-        labels = ratios["interconnect"].map(lambda name: field_value("interconnect", name))
+        labels = [field_value("interconnect", name) for name in ratios["interconnect"]]
         fastest = field_value("interconnect", best["interconnect"])
         rate = f"{number(best['rate'], 0)} samples/s on {size_of(inputs, best)}"
-        equal = labels[ratios["ratio_high"] >= 1.0]  # False without an interval
-        others = [f"{labels[index]} {measured(row, 'ratio', 2, unit='x')}" for index, row in ratios.iterrows()]
+        labelled = [(label, row) for label, (_, row) in zip(labels, ratios.iterrows(), strict=True)]
+        equal = [label for label, row in labelled if row["ratio_high"] >= 1.0]  # False without an interval
+        others = [f"{label} {measured(row, 'ratio', 2, unit='x')}" for label, row in labelled]
         texts.append(
             f"{model}: {fastest} reaches {rate}, not significantly more than {join(equal)}; {join(others)}"
-            if len(equal)
+            if equal
             else f"{model}: {fastest} is the fastest, {rate}; {join(others)}"
         )
         numbers |= {f"{model} {row['interconnect']}": row["rate"] / best["rate"] for _, row in group.iterrows()}
