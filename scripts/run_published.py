@@ -50,6 +50,9 @@ _LADDER_CASES = (
     "--case 'fp16 with master weights (O2)' --case 'DataParallel, fp32' "
     "--case 'DataParallel, more loader workers and CPU threads' --case 'DDP, fp32' --case 'DDP, mixed precision'"
 )
+_MLSTM = (
+    "mlstm-scaling --interconnect auto,no_p2p,socket --set communication_steps=3 --set sweep_bytes=268435456 --case"
+)
 _VGG = "vgg-case-study --precision bf16 --case"
 STUDIES = (
     Published(
@@ -75,14 +78,8 @@ STUDIES = (
         ),
     ),
     Published("vgg-accuracy", (f"{_VGG} trained --global-batch 64 --repeats 4",)),
-    Published("mlstm-scaling", ("mlstm-scaling --interconnect auto,socket --case '16-bit all-reduce'",)),
-    Published(
-        "mlstm-scaling-32bit",
-        (
-            "mlstm-scaling --interconnect auto,no_p2p,socket --case '32-bit all-reduce' --set communication_steps=3 "
-            "--set sweep_bytes=268435456",
-        ),
-    ),
+    Published("mlstm-scaling", (f"{_MLSTM} '16-bit all-reduce'",)),
+    Published("mlstm-scaling-32bit", (f"{_MLSTM} '32-bit all-reduce'",)),
     Published("hpml-lab4", (f"{_LAB} --batch-per-gpu 64,128,512,2048,8192,32768",)),
     Published("hpml-lab4-memory", (f"{_LAB} --case timed --gpus 1 --batch-per-gpu 2048,8192,32768,49152",), gpus=1),
     Published("acceleration-ladder", (f"{_LADDER} --set steps=50 --set window_limit_s=5 {_LADDER_CASES}",)),

@@ -6,8 +6,10 @@ import pandas as pd
 
 from analysis.answers.reply import MS, Missing, Reply, highest, lowest, measured, points, repeats, share, size_of, times
 from analysis.compare.scaling import WEAK
+from analysis.measure.configurations import throughput_estimates
 from analysis.predict.forecast import PredictionError, forecast
 from analysis.predict.inputs import ReportInputs
+from analysis.statistics import ratios_to_reference
 from analysis.study import study_ranks
 from analysis.text import SLOWDOWN_LABELS, field_value, join, number, value_label
 
@@ -58,7 +60,7 @@ def _verdict(row: pd.Series) -> str:
 
 
 def interconnects(inputs: ReportInputs) -> Reply | Missing:
-    """State the throughput over each interconnect relative to the fastest."""
+    """State the throughput over each interconnect relative to the fastest, and whether it is significantly slower."""
     rows = _rows(inputs)
     if rows.empty or rows["interconnect"].nunique() < 2:
         return Missing("only one interconnect was measured on several ranks", "--interconnect auto,no_p2p,socket")
@@ -68,18 +70,30 @@ def interconnects(inputs: ReportInputs) -> Reply | Missing:
     numbers: dict[str, float] = {}
     for model, group in rows.groupby("model", sort=False):
         best = highest(group, "rate")
-        others = [
-            f"{field_value('interconnect', row['interconnect'])} {times(row['rate'] / best['rate'])}"
-            for _, row in group.iterrows()
-            if row["interconnect"] != best["interconnect"]
-        ]
+        ratios = _relative(inputs, group, int(best["configuration"]))
+        labels = [field_value("interconnect", name) for name in ratios["interconnect"]]
+        fastest = field_value("interconnect", best["interconnect"])
+        rate = f"{number(best['rate'], 0)} samples/s on {size_of(inputs, best)}"
+        labelled = [(label, row) for label, (_, row) in zip(labels, ratios.iterrows(), strict=True)]
+        equal = [label for label, row in labelled if row["ratio_high"] >= 1.0]  # False without an interval
+        others = [f"{label} {measured(row, 'ratio', 2, unit='x')}" for label, row in labelled]
         texts.append(
-            f"{model}: {best['interconnect']} is the fastest, {number(best['rate'], 0)} samples/s on "
-            f"{size_of(inputs, best)}; {join(others)}"
+            f"{model}: {fastest} reaches {rate}, not significantly more than {join(equal)}; {join(others)}"
+            if equal
+            else f"{model}: {fastest} is the fastest, {rate}; {join(others)}"
         )
         numbers |= {f"{model} {row['interconnect']}": row["rate"] / best["rate"] for _, row in group.iterrows()}
     slowest = lowest(rows, "efficiency")
-    return Reply(f"{'. '.join(texts)} ({repeats(rows['n'].min())}).{_lost(inputs, slowest)}", numbers, "communication")
+    return Reply(f"{'. '.join(texts)}.{_lost(inputs, slowest)}", numbers, "communication")
+
+
+def _relative(inputs: ReportInputs, group: pd.DataFrame, best: int) -> pd.DataFrame:
+    """Return the other rows of a group with their throughput relative to that of configuration `best`, as `ratio`."""
+    others = group[group["configuration"] != best]
+    estimates = throughput_estimates(inputs.configurations)
+    found = ratios_to_reference(estimates, pd.Series(best, index=others["configuration"].to_numpy()))
+    ends = {"": "ratio", "_low": "low", "_high": "high", "_more": "more"}
+    return others.assign(**{f"ratio{end}": found[name].to_numpy() for end, name in ends.items()})
 
 
 def larger_model(inputs: ReportInputs) -> Reply | Missing:
@@ -164,6 +178,9 @@ def _growth_text(growth_s: float) -> str:
 
 def _lost(inputs: ReportInputs, row: pd.Series) -> str:
     """Return the largest measured cause of a slowdown."""
+    step = f" The step of {row['model']} over {field_value('interconnect', row['interconnect'])}"
+    if row["efficiency_low"] <= 1.0 <= row["efficiency_high"]:  # False without an interval
+        return f"{step} {_growth_text(_growth(inputs, row))}, which is not significant."
     causes = inputs.communication.slowdown
     causes = causes[causes["configuration"] == row["configuration"]] if len(causes) else causes
     if causes.empty:
@@ -179,8 +196,5 @@ def _lost(inputs: ReportInputs, row: pd.Series) -> str:
     label = SLOWDOWN_LABELS[name] + (" with queueing" if name == "transfer_s" and queueing_s > 0 else "")
     if parts[name] > cause["growth_s"]:
         most = "less than the cost of"
-    return (
-        f" The step of {row['model']} over {field_value('interconnect', row['interconnect'])} grows by "
-        f"{number(MS * float(cause['growth_s']), 1)} ms, {most} {label} "
-        f"({number(MS * parts[name], 1)} ms)."
-    )
+    grows = _growth_text(float(cause["growth_s"]))
+    return f"{step} {grows}, {most} {label} ({number(MS * parts[name], 1)} ms)."

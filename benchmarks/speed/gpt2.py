@@ -6,8 +6,9 @@
     python -m benchmarks.speed.gpt2 --device cpu --small                     # a small form, on two CPU ranks
 
 1,024 tokens per sequence, bf16, AdamW, resident random tokens. All sides stay ready in the same processes and
-alternate: ours, the bare loop, and on several GPUs our step without DDP, on the first of them only ("one"), for the
-weak efficiency, and on all of them at once ("each"), for what GPUs of unequal speed cost without communication.
+alternate: ours, the bare loop, and on several GPUs our step without DDP. It runs on the first of them only ("one"), for
+the weak efficiency, and on all of them at once ("each", as fast as the slowest): what GPUs that differ cost
+without communication.
 
 A case is gpus:mode:sequences or gpus:mode:sequences:lever+lever, with the sequences per GPU. A lever changes our trial,
 or an option of the compiler, which then applies to all sides but "without": our step without the levers, as a CUDA

@@ -115,8 +115,8 @@ def test_a_strategy_without_breakdown_is_not_told_to_measure_one() -> None:
 
 
 def test_a_host_that_bounds_an_unknown_share_of_the_step_is_described_by_its_launches() -> None:
-    sentence = holds_back(study_named("mlstm-scaling"))[0]
-    assert re.search(r"bound by the host: .* ms to launch", sentence)
+    sentence = holds_back(study_named("averaging-4gpu"))[0]
+    assert re.search(r"bound by the host: launching a step takes all of its .* ms", sentence)
 
 
 def test_a_gain_that_is_not_significant_is_not_advice() -> None:
