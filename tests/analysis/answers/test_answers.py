@@ -221,7 +221,7 @@ def linear_law(fields: dict[str, Any]) -> dict[str, Any]:
 def mlstm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
     trials = grid(
         GPU | {"dataset": "synthetic", "parallel": "ddp_fp16"}, model=["mlstm4096", "mlstm8192"],
-        interconnect=["auto", "socket"], world_size=[1, 2],
+        interconnect=["auto", "no_p2p", "socket"], world_size=[1, 2], repeat=range(3),
     )  # fmt: skip
     folder = tmp_path_factory.mktemp("mlstm") / "results"
     return answered(folder, "mlstm-scaling", trials, linear_law, predict_to=128)
@@ -237,6 +237,12 @@ def test_the_larger_model_scales_better_only_where_the_interconnect_keeps_up(mls
 def test_the_fastest_interconnect_is_found(mlstm: dict[str, Answer]) -> None:
     assert mlstm["interconnects"].numbers["mlstm4096 socket"] == pytest.approx(0.0101 / 0.018, rel=0.01)
     assert mlstm["linear"].numbers["efficiency"] == pytest.approx(0.03 / 0.0304, rel=0.01)
+
+
+def test_none_of_two_equal_interconnects_is_called_the_fastest(mlstm: dict[str, Answer]) -> None:
+    text = mlstm["interconnects"].text
+    assert text.count("not significantly more than") == 2 and "is the fastest" not in text
+    assert "socket (emulated) 0.5" in text
 
 
 def test_many_gpus_are_labelled_as_predicted(mlstm: dict[str, Answer]) -> None:
