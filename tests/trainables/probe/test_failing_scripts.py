@@ -3,6 +3,7 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -103,7 +104,7 @@ def test_variables_of_other_launchers_have_a_counterpart(tmp_path: Path) -> None
     [output] = run_on(1, "broken.py", "variable", logs=tmp_path, directory=SCRIPTS)
     assert "KeyError: 'SLURM_PROCID' (broken.py:" in failure_of(output).line
     assert "let the script read RANK" in failure_of(output).line
-    of_mpirun = {"type": "KeyError", "bases": [], "text": "'OMPI_COMM_WORLD_RANK'", "place": None}
+    of_mpirun: dict[str, Any] = {"type": "KeyError", "bases": [], "text": "'OMPI_COMM_WORLD_RANK'", "place": None}
     assert "let the script read RANK" in exception(of_mpirun)[1]
     assert "RANK" not in exception(of_mpirun | {"text": "'lr'"})[1]
 
