@@ -19,6 +19,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from scripts.claims.sources import RESULTS, ROOT, Cell, Claim, ClaimError, Source, Stated, Table, Value, rounded
@@ -140,6 +141,12 @@ def _found(entry: Entry, text: str) -> re.Match[str] | None:
     else:
         literals = (r"\s+".join(map(re.escape, re.split(r"\s+", part))) for part in entry.text.split("{}"))
         pattern = PLACEHOLDER.join(literals) if isinstance(entry, Claim) else r"\s+".join(literals)
+    return _only_match(pattern, text)
+
+
+@lru_cache(maxsize=4096)  # checks of figures and of what they cover search a page for the same entries
+def _only_match(pattern: str, text: str) -> re.Match[str] | None:
+    """Return the match of a pattern; None if there is none, or more than one."""
     matches = list(re.finditer(pattern, text, re.DOTALL))
     return matches[0] if len(matches) == 1 else None
 

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from analysis.answers.registry import Answer, answers
-from analysis.predict.inputs import report_inputs
-from analysis.read.results import load_reduced
+from scripts.claims.sources import committed_inputs
 from study.capacity import NodeCapacity
 from study.studies.basic import STUDIES
 from study.studies.questions import QUESTIONS
@@ -55,13 +54,13 @@ def study_answers(name: str) -> list[tuple[str, Answer]]:
     """Return the answers to a study's questions, each with the folder that it comes from."""
     found: dict[str, tuple[str, Answer]] = {}
     for folder in FOLDERS[name]:
-        for reply in answers(report_inputs(load_reduced(str(RESULTS / folder)))[0]):
+        for reply in answers(committed_inputs(folder)[0]):
             known = found.get(reply.key)
             if known is None or (reply.is_answered, len(reply.text)) > (known[1].is_answered, len(known[1].text)):
                 found[reply.key] = known if known and known[1].is_answered else (folder, reply)
     chosen = [found[key] for key in QUESTIONS[name] if key in found]
     for folder in FURTHER.get(name, ()):
-        replies = answers(report_inputs(load_reduced(str(RESULTS / folder)))[0])
+        replies = answers(committed_inputs(folder)[0])
         chosen += [(folder, reply) for reply in replies if reply.is_answered]
     return chosen
 

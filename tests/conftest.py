@@ -67,8 +67,15 @@ ORDER = (
     "other faults",
     "test_safety.py",
     "test_faults.py",
+    "committed studies",
     "named studies",
     "test_everything.py",
+    "test_frameworks.py",
+    "test_scripts.py",
+    "test_trainings.py",
+    "test_account_windows.py",
+    "test_failing_scripts.py",
+    "test_user_code.py",
 )
 """Groups that start first, because they take longest. A process with a single test gets the next group as well, so the
 two groups of faults do not follow each other."""

@@ -12,8 +12,8 @@ import pandas as pd
 
 import analysis
 from analysis import Frames
-from analysis.predict.inputs import report_inputs
-from analysis.read.results import load_reduced
+from analysis.predict.inputs import ReportInputs, report_inputs
+from analysis.read.results import Results, load_reduced
 from analysis.report.sections import TABLES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -196,9 +196,21 @@ def frames(folder: str) -> Frames:
 
 
 @cache
+def committed_results(folder: str) -> Results:
+    """Return the results of a study below benchmarks/results, with reduced steps."""
+    return load_reduced(RESULTS / folder)
+
+
+@cache
+def committed_inputs(folder: str) -> list[ReportInputs]:
+    """Return what the report of a study below benchmarks/results is made from, which takes a second or two."""
+    return report_inputs(committed_results(folder))
+
+
+@cache
 def table(folder: str, name: str) -> pd.DataFrame:
     """Return the rows of a table of a study's report; see `analysis.report.sections.TABLES`."""
-    return TABLES[name](report_inputs(load_reduced(str(RESULTS / folder)))[0]).frame
+    return TABLES[name](committed_inputs(folder)[0]).frame
 
 
 def one(rows: pd.DataFrame, **fields: Any) -> pd.Series:

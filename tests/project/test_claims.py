@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from scripts.check_claims import Entry, covered, missed_figures, problems, read_pages, rewritten
 from scripts.claims.sources import Cell, Claim, Stated, Table, Value, cell, claim, figure, figures, number, yes_no
 
+pytestmark = pytest.mark.xdist_group("committed studies")
+
 PAGES = read_pages()
 PAGE = "docs/evidence.md"
 MISSED = figure("cpu-ranks", "2 gloo ranks, pinned / 2 independent ones, resnet18 batch 32 at 64 px")

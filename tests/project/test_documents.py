@@ -73,6 +73,7 @@ def test_docs_commands_is_up_to_date() -> None:
     )
 
 
+@pytest.mark.xdist_group("committed studies")
 def test_docs_tables_describes_the_tables_of_a_study_as_its_report_does() -> None:
     text = table_reference.PAGE.read_text()
     with_rows, without = table_reference.descriptions(table_reference.STUDIES[0])

@@ -8,14 +8,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.predict.inputs import report_inputs
-from analysis.read.results import load_reduced
 from analysis.report.questions import questions
+from scripts.claims.sources import committed_inputs
 from scripts.study_answers import FOLDERS, RESULTS
 from scripts.study_coverage import COLUMNS, ENVIRONMENT, graded, rows
 from scripts.study_page import page
 from study.studies.questions import QUESTIONS, asked
 from tests.support.frames import gpu_law, grid, write_results
+
+pytestmark = pytest.mark.xdist_group("committed studies")
 
 STUDIES = Path(__file__).parent.parent.parent / "docs" / "studies"
 UNANSWERED = "These results do not answer the "
@@ -54,7 +55,7 @@ def test_the_page_of_packed_results_answers_each_question_of_their_study(folder:
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_the_report_of_a_study_shows_the_answers_to_its_questions(name: str) -> None:
-    inputs = report_inputs(load_reduced(str(RESULTS / FOLDERS[name][0])))[0]
+    inputs = committed_inputs(FOLDERS[name][0])[0]
     shown = [reply.question for question in questions(inputs) for reply in question.replies(inputs)]
     assert shown == list(QUESTIONS[name].values())
 

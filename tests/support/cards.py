@@ -1,23 +1,14 @@
 """Studies whose summary cards are golden files: generated folders, and committed results."""
 
-import functools
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.predict.inputs import ReportInputs, report_inputs
-from analysis.read.results import load_reduced
 from tests.support.frames import FIELDS, grid, record, steps, write_results, write_study, write_trial
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-
-
-@functools.cache
-def committed_inputs(name: str) -> list[ReportInputs]:
-    """Return what the report of a committed study is made from, which takes a second or two."""
-    return report_inputs(load_reduced(RESULTS / name))
 
 
 GPU: dict[str, Any] = FIELDS | {

@@ -37,8 +37,11 @@ from analysis.read.results import load
 from analysis.report.sections import PLOTS
 from analysis.study import analyse
 from analysis.text import MOST_FIELDS, PHASE_LABELS, brief_label, telling_fields, telling_label
-from tests.support.cards import RESULTS, committed_inputs
+from scripts.claims.sources import committed_inputs
+from tests.support.cards import RESULTS
 from tests.support.frames import cpu_study, gpu_study, grid, write_results, write_study
+
+pytestmark = pytest.mark.xdist_group("committed studies")
 
 TRAININGS = ("accuracy_batch", "training_curves", "lr_schedules")
 """Figures of studies that train to an accuracy, tested in tests/analysis/compare/test_accuracy.py."""

@@ -12,7 +12,9 @@ from matplotlib.lines import Line2D
 from analysis.figures.answers import work, work_rows
 from analysis.figures.predictions import is_predicted, prediction_fan
 from analysis.figures.style import MOST_BRIEF_PANELS, brief, render_svg
-from tests.support.cards import committed_inputs
+from scripts.claims.sources import committed_inputs
+
+pytestmark = pytest.mark.xdist_group("committed studies")
 
 
 @pytest.fixture(autouse=True)

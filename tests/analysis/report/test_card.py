@@ -19,7 +19,10 @@ from analysis.report.questions import questions
 from analysis.report.sentences import actions
 from analysis.verdict.card import Card, card_of
 from analysis.verdict.lines.subject import subjects
-from tests.support.cards import RESULTS, STUDIES, committed_inputs, failures, interrupted, weak
+from scripts.claims.sources import committed_inputs
+from tests.support.cards import RESULTS, STUDIES, failures, interrupted, weak
+
+pytestmark = pytest.mark.xdist_group("committed studies")
 
 GOLDEN = Path(__file__).parent / "cards"
 COMMITTED = sorted(str(path.parent.relative_to(RESULTS)) for path in RESULTS.rglob("study.json"))

@@ -21,7 +21,9 @@ from analysis.verdict.facts import facts_line
 from analysis.verdict.lines.step import do_next
 from analysis.verdict.lines.subject import subject_of
 from analysis.verdict.next_steps import best
-from tests.support.cards import committed_inputs
+from scripts.claims.sources import committed_inputs
+
+pytestmark = pytest.mark.xdist_group("committed studies")
 
 
 def study_named(name: str) -> ReportInputs:

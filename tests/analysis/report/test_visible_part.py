@@ -24,8 +24,11 @@ from analysis.study import analyse
 from analysis.tables.batch_size import ladder
 from analysis.tables.table import Column, Table
 from analysis.text import as_html
-from tests.support.cards import RESULTS, committed_inputs
+from scripts.claims.sources import committed_inputs
+from tests.support.cards import RESULTS
 from tests.support.frames import grid, write_results
+
+pytestmark = pytest.mark.xdist_group("committed studies")
 
 ROOT = Path(__file__).parent.parent.parent.parent
 MOST_WORDS, MOST_TABLES, MOST_BYTES = 1_500, 8, 1_500_000

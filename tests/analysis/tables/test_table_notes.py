@@ -1,6 +1,5 @@
 """Notes of tables, and how texts are escaped in Markdown and CSV."""
 
-from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -13,15 +12,17 @@ from analysis.study import analyse
 from analysis.tables.communication import shares_of
 from analysis.tables.table import Column, Table, as_csv
 from analysis.text import as_prose
+from scripts.claims.sources import committed_inputs
 from tests.support.frames import RECORDED, grid, write_results, write_study
 
-RESULTS = Path(__file__).parent.parent.parent.parent / "benchmarks" / "results"
+pytestmark = pytest.mark.xdist_group("committed studies")
+
 STUDIES = ("communication", "hpml-lab4-h200", "large-batch", "acceleration-ladder-1gpu", "everything-1gpu")
 
 
-@cache
 def committed(study: str) -> ReportInputs:
-    return with_models(analyse(load_reduced(RESULTS / study)))
+    [inputs] = committed_inputs(study)
+    return inputs
 
 
 def undefined(table: Table, analysis: ReportInputs) -> list[str]:
