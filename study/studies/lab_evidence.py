@@ -97,8 +97,8 @@ def collect(steps: int, seeds: int) -> Evidence:
     """Measure: `steps` training steps in each of `seeds` runs, with and without communicated buffers."""
     trial = Trial(world_size=RANKS, batch_per_gpu=BATCH, learning_rate=0.1, momentum=0.0, weight_decay=0.0)
     trials = [trial.but(seed=seed, broadcast_buffers=broadcast) for seed in range(seeds) for broadcast in (True, False)]
-    [sent_bytes, _] = on_ranks(measure_sent_bytes, [trial, trial.but(broadcast_buffers=False)])
-    return Evidence(trial, repeats(), sent_bytes, on_ranks(_train, trials, steps))
+    measured = on_ranks(_measure, [trial, trial.but(broadcast_buffers=False)], trials, steps)
+    return Evidence(trial, repeats(), measured[0][0], [runs for _, runs in measured])
 
 
 def repeats() -> pd.DataFrame:
@@ -162,6 +162,13 @@ def _rank(rank: int, folder: str, function: Any, arguments: Sequence[Any]) -> No
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     torch.save(function(*arguments), Path(folder, str(rank)))
     dist.destroy_process_group()
+
+
+def _measure(
+    sent: Sequence[Trial], trained: Sequence[Trial], steps: int
+) -> tuple[dict[str, float], list[dict[str, float]]]:
+    """Return this rank's sent bytes and training runs. One start for both, since a rank imports torch for seconds."""
+    return measure_sent_bytes(sent), _train(trained, steps)
 
 
 def _build(trial: Trial) -> tuple[Workload, nn.Module, Any, Any]:
