@@ -22,7 +22,7 @@ from trainables.trial import Trial
 NODES = [NodeCapacity("node-a", "10.0.0.1", cpus=4, gpus=0)]
 TARGET = 0.6
 BASE = Trial(
-    model="mlp", world_size=2, batch_per_gpu=64, epochs=16, target_accuracy=TARGET, learning_rate=1.5e-4,
+    model="mlp", world_size=2, batch_per_gpu=64, epochs=10, target_accuracy=TARGET, learning_rate=1.5e-4,
     warmup_steps=2, steps=4, communication_steps=2, sweep_bytes=2**12,
 )  # fmt: skip
 LEVERS = [
