@@ -59,7 +59,8 @@ class Trial(TrialFields):
             parts += [f"w{self.loader_workers}"]
         else:
             parts = [Path(self.code_name).stem, layout, *_words(self._varied_values())]
-        return "-".join([*parts, f"r{self.repeat}", digest])
+        text = "-".join([*parts, f"r{self.repeat}", digest])
+        return "".join(character if character.isprintable() else "_" for character in text)  # a file's name may be any
 
     def _varied_values(self) -> str:
         """Return the flags, config and variables of a user's own code as text, without variables that may be secret."""

@@ -295,7 +295,7 @@ def series_of(analysis: Analysis) -> list[ScalingSeries]:
     groups = points.groupby(but_for_batch, dropna=False, sort=False).ngroup() if but_for_batch else points["nodes"] * 0
     series: list[ScalingSeries] = []
     used: set[int] = set()
-    without_batch = [name for name in fields if name not in ("batch_per_gpu", "accumulation_steps")]
+    without_batch = [name for name in fields if name != "batch_per_gpu"]
     for scaling, keys in ((WEAK, fields), (STRONG, [*without_batch, "global_batch"])):
         for _, rows in points.groupby(keys, dropna=False, sort=False):
             if scaling == STRONG and used & set(rows["configuration"]):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, reject
+from hypothesis import example, given, reject
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -495,6 +495,7 @@ names = st.one_of(st.sampled_from(list(Trial.model_fields)), st.text(max_size=20
 
 
 @given(st.dictionaries(names, anything, max_size=6))
+@example({"script": "\x1f"})
 def test_any_fields_give_a_trial_or_a_line_per_error(fields: dict[str, Any]) -> None:
     try:
         trial = Trial.model_validate(fields)

@@ -424,18 +424,6 @@ def test_accumulated_samples_count_in_weak_scaling(tmp_path: Path) -> None:
     assert row["efficiency"] == pytest.approx(alone_s / row["step_s"], rel=0.02)
 
 
-def test_steps_that_accumulate_less_on_more_ranks_shrink_with_the_ranks(tmp_path: Path) -> None:
-    """As with a constant number of tokens per step. Without communication, the naive prediction is then right."""
-    sizes = [{"world_size": size, "batch_per_gpu": 16, "accumulation_steps": 8 // size} for size in (1, 2, 4)]
-    grids = [fields for trial in sizes for fields in grid(GPU | trial, repeat=range(2))]
-    folder = write_results(tmp_path, grids, lambda fields: {"step_s": 0.8 / fields["world_size"]}, spread=0.001)
-    found = with_models(analyse(load(folder)))
-    (model,) = models(found)
-    assert model.naive_error == pytest.approx(0, abs=0.005)
-    row = forecast(found, [8]).rows.iloc[0]
-    assert (row["global_batch"], row["step_s"]) == (128, pytest.approx(0.1, rel=0.02))
-
-
 def test_cost_follows_from_time(plain: ReportInputs) -> None:
     row = forecast(plain, [8], price_per_gpu_hour=3.0).rows.iloc[0]
     assert row["cost_per_million_samples"] == pytest.approx(3.0 * 8 * 1e6 / row["throughput_samples_per_s"] / 3600)
