@@ -218,7 +218,7 @@ def _write(sink: Any, schema: pa.Schema, tables: Any) -> None:
 
     tables = iter(tables)
     first = next(tables)
-    encodings = smallest_encodings(first)
+    encodings = _smallest_encodings(first)
     others = [name for name in schema.names if name not in encodings]
     with pq.ParquetWriter(
         sink, schema, **_COMPRESSION, use_dictionary=others, column_encoding=encodings or None
@@ -227,7 +227,7 @@ def _write(sink: Any, schema: pa.Schema, tables: Any) -> None:
             writer.write_table(table, row_group_size=max(len(table), 1))
 
 
-def smallest_encodings(table: pa.Table) -> dict[str, str]:
+def _smallest_encodings(table: pa.Table) -> dict[str, str]:
     """Return numeric column -> Parquet encoding, of the columns that are smaller in it than in a dictionary."""
     import pyarrow.parquet as pq
 
@@ -238,9 +238,11 @@ def smallest_encodings(table: pa.Table) -> dict[str, str]:
 
     found = {}
     for field in table.schema:
+        if field.type not in _ENCODINGS:  # texts stay in a dictionary
+            continue
         sizes = {"": size_bytes(field.name)} | {
             encoding: size_bytes(field.name, use_dictionary=False, column_encoding={field.name: encoding})
-            for encoding in _ENCODINGS.get(field.type, ())
+            for encoding in _ENCODINGS[field.type]
         }
         if smallest := min(sizes, key=lambda encoding: sizes[encoding]):
             found[field.name] = smallest
