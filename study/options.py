@@ -61,7 +61,7 @@ class StudyOption:
     @property
     def usage(self) -> str:
         """Option and metavar, such as `--repeats N`."""
-        return f"--{self.name} {self.metavar}"
+        return f"--{self.name} {self.metavar}" if self.metavar else f"--{self.name}"
 
     @property
     def parameter(self) -> inspect.Parameter:
@@ -156,6 +156,10 @@ STUDY_OPTIONS = (
     StudyOption(
         "env", "Vary or set an environment variable of the script. May be repeated.", "NAME=LIST", list[str], _OWN,
         derived=("script_env",), setting="env",
+    ),
+    StudyOption(
+        "add-ddp", "Put the model of a script for one GPU into DDP, so that it runs on several. The script is not "
+        "changed.", type=bool, panel=_OWN, field="add_ddp", setting="add_ddp",
     ),
     StudyOption("script-arguments", "", panel=_OWN, field="script_arguments", setting="script_arguments", hidden=True),
     StudyOption(

@@ -109,6 +109,13 @@ class OwnCodeFields(BaseModel):
         "fields passed to the script or to the function's config (--bind): FIELD=FLAG FIELD=FLAG",
         any_door=True,
     )
+    add_ddp: bool = field(
+        False,
+        "workload",
+        "put the model of a script for one GPU into DDP; every rank reads the same samples",
+        any_door=True,
+        label="with added DDP",
+    )
     tokens_per_sample: int | None = field(
         None,
         "workload",

@@ -75,6 +75,11 @@ _INVALID: tuple[Rule, ...] = (
         lambda trial: bool(trial.script_arguments or trial.script_flags or trial.script_env) and not trial.script,
         "arguments and environment variables require a script; use --script FILE.py",
     ),
+    Rule(
+        ("add_ddp", "script"),
+        lambda trial: trial.add_ddp and not trial.script,
+        "add_ddp requires a script; use --script FILE.py",
+    ),
     *(factory_field(name) for name, facts in FIELD_FACTS.items() if not facts.any_door and name != "workload"),
     Rule(
         ("world_size", "nodes"),

@@ -15,7 +15,7 @@ SCRIPT, FUNCTION = "script", "train_function"
 
 _OF_OWN_CODE = (
     SCRIPT, "script_digest", "script_arguments", "script_flags", "script_env", FUNCTION, "train_function_digest",
-    "function_config", "bindings", "tokens_per_sample",
+    "function_config", "bindings", "tokens_per_sample", "add_ddp",
 )  # fmt: skip
 """Fields that only trials of a user's own code have."""
 

@@ -119,7 +119,7 @@ def as_html(card: Card) -> Markup:
         Markup('<dt data-key="{}">{}</dt><dd>{}</dd>').format(line.key, line.label, prose(line.text))
         for line in card.lines
     )
-    trust = Markup('<dt>trust</dt><dd class="card-trust {0}"><b>{0}</b>: {1}</dd>').format(
+    trust = Markup('<dt>trust</dt><dd class="card-trust {0}"><b>{0}:</b> {1}</dd>').format(
         card.trust.level, prose(card.trust.reason)
     )
     return Markup(

@@ -34,7 +34,7 @@ PLAIN_OPTIONS = {option.name: option.setting for option in STUDY_OPTIONS if opti
 OTHER_OPTION_OF_FIELD = {field: option.usage for field, option in OPTION_OF_FIELD.items() if not option.is_axis}
 """fields of a trial that --set does not accept -> the option that sets them"""
 
-OWN_CODE_SETTINGS = ("script", "script_arguments", "train_function", "vary", "bind", "env")
+OWN_CODE_SETTINGS = ("script", "script_arguments", "train_function", "vary", "bind", "env", "add_ddp")
 """fields of `Configuration` that describe a user's own training code"""
 
 PROFILED_RANKS = ("0",)
@@ -60,6 +60,7 @@ class Configuration(BaseModel):
     bind: tuple[str, ...] = ()
     case: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
+    add_ddp: bool = False
     axes: dict[str, tuple[Any, ...]] = {}
     repeats: int | None = Field(None, ge=1, le=1000)
     address: str | None = Field(None, pattern=r"^(auto|local|[^\s/]+:\d{1,5})$")
@@ -166,7 +167,7 @@ def to_yaml(configuration: Configuration, study: Study) -> str:
         name: list(v) for name, v in study.axes.items()
     }
     fields = {name: values for name, values in all_fields.items() if name not in in_cases}
-    own = ("script", "script_arguments", "train_function", *DERIVED_FIELDS)
+    own = ("script", "script_arguments", "train_function", "add_ddp", *DERIVED_FIELDS)
     for derived in ("workload_digest", "most_per_gpu", "epoch_steps", *own):
         fields.pop(derived, None)
     for option, field in AXIS_OPTIONS.items():
@@ -243,7 +244,7 @@ def _parse_single(option: str, value: Any, source: str) -> Any:
     if option == "out" and isinstance(value, str) and not value.strip():
         raise ConfigurationError(f"{source} {shown(value)} is not a path")
     try:
-        if isinstance(value, bool) and field != "isolate":
+        if isinstance(value, bool) and Configuration.model_fields[field].annotation is not bool:
             raise ConfigurationError(f"{source} {shown(value)}: input should not be true or false")
         return getattr(Configuration.model_validate({field: value}), field)
     except ValidationError as error:

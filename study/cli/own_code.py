@@ -34,6 +34,7 @@ def own_code_axes(
     vary: Sequence[str],
     bind: Sequence[str],
     env: Sequence[str],
+    add_ddp: bool,
 ) -> Axes:
     """Return the axes for a user's own script or train function, empty without one. Raises ConfigurationError."""
     if script and train_function:
@@ -44,6 +45,7 @@ def own_code_axes(
             ("--bind", bind),
             ("--env", env),
             ("arguments after --", script_arguments),
+            ("--add-ddp", add_ddp),
         ):
             if given:
                 raise ConfigurationError(
@@ -56,6 +58,8 @@ def own_code_axes(
         for option, given in (("--env", env), ("arguments after --", script_arguments)):
             if given:
                 raise ConfigurationError(f"{option}: only for --script; a train function has a config, see --vary")
+        if add_ddp:
+            raise ConfigurationError("--add-ddp: only for --script; let the train function put its model into DDP")
         spec, digest = workload_spec(train_function, "--train-func")
         axes |= {"train_function": (spec,), "train_function_digest": (digest,)}
         if values:
@@ -69,6 +73,8 @@ def own_code_axes(
         raise ConfigurationError(f"{double} is among the script's arguments and also varied or bound; give it once")
     if arguments:
         axes["script_arguments"] = (shlex.join(arguments),)
+    if add_ddp:
+        axes["add_ddp"] = (True,)
     if values:
         axes["script_flags"] = tuple(map(_as_flags, _combinations(values)))
     if env:

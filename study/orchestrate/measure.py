@@ -193,10 +193,12 @@ def _measure_script(job: Job, trial_rank: TrialRank) -> Payload:
             script=trial.script,
             log=str(log),
             arguments=trial.command_line,
-            environment=_environment(trial, trial_rank, places),
+            # a script for one GPU may name "cuda:0"
+            environment=_environment(trial, trial_rank, [places[rank]] if trial.add_ddp else places),
             directory=job.directory if os.path.isdir(job.directory) else None,
             threads=trial.cpus_per_rank,
             probe=probe_job(trial, rank),
+            add_ddp=trial.add_ddp,
             start_timeout_s=job.timeout_s,
             step_timeout_s=job.timeout_s,
         ),
@@ -305,7 +307,10 @@ def log_path(trial_id: str, rank: int) -> Path:
 
 
 def _environment(trial: Trial, trial_rank: TrialRank, places: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return the variables of a script: the GPUs of the trial's ranks on this node, and those of `script_env`."""
+    """Return the variables of a script: the GPUs of the trial's ranks on this node, and those of `script_env`.
+
+    places: node and GPU of the ranks whose GPUs the script sees.
+    """
     variables = dict(entry.split("=", 1) for entry in shlex.split(trial.script_env))
     gpus = [gpu for node_id, gpu in places if node_id == trial_rank.node_id and gpu]
     return ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}) | variables

@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 import torch.multiprocessing
 
 from trainables.messages import one_line
+from trainables.probe.added_ddp import SEARCHED_STEPS, AddedDdp
 from trainables.probe.job import ScriptJob
 from trainables.probe.loop import PROBE_MODULE
 from trainables.probe.probe import Probe
@@ -97,7 +98,10 @@ def main(job_path: Path) -> NoReturn:
         if not probe.uses_loop:
             _exit_with_all_ranks(folder)
 
-    probe = Probe(job.probe, folder.path / TRACE_FILE, folder.progress(), on_end)
+    progress = folder.progress()
+    if job.add_ddp and int(os.environ["WORLD_SIZE"]) > 1:
+        progress = _add_ddp(progress)
+    probe = Probe(job.probe, folder.path / TRACE_FILE, progress, on_end)
     probe.install()
     _refuse_to_start_ranks()
     try:
@@ -121,6 +125,19 @@ def main(job_path: Path) -> NoReturn:
     if code:
         os._exit(code)  # as the script has failed, no exit handler of its libraries may wait for other ranks
     sys.exit(0)
+
+
+def _add_ddp(progress: Callable[[int], None]) -> Callable[[int], None]:
+    """Put the script's modules into DDP in its first steps. Returns what is called with the number of steps."""
+    added = AddedDdp()
+    added.install()
+
+    def next_step(number: int) -> None:
+        progress(number)
+        if number >= SEARCHED_STEPS:  # numbers are missing if several optimizers form a step
+            added.end_search()
+
+    return next_step
 
 
 def _run(job: ScriptJob, probe: Probe, folder: Path) -> None:

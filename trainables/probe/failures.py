@@ -42,6 +42,8 @@ def exception(error: Mapping[str, Any]) -> tuple[FailureKind, str]:
             f"the script starts its ranks itself{at}; the study starts one process per rank, as torchrun does: call "
             "the function that trains one rank with RANK and LOCAL_RANK from the environment"
         )
+    if "NotDataParallel" in bases:
+        return "alone", f"{text}{at}"
     if "ImportError" in bases:
         return "import", "; ".join(filter(None, (f"{text}{at}", _import_hint(**error["module"]))))
     if "OutOfMemoryError" in bases or "MemoryError" in bases or "out of memory" in text.lower():
@@ -102,8 +104,8 @@ def alone(ranks: int, group_size: int) -> tuple[FailureKind, str]:
     else:
         found = "no process group"
         fix = (
-            "initialise torch.distributed and put the model into DistributedDataParallel (docs/own-code.md, 'A script "
-            "for one GPU')"
+            "for a script for one GPU add --add-ddp, or initialise torch.distributed and put the model into "
+            "DistributedDataParallel (docs/own-code.md, 'A script for one GPU')"
         )
     return "alone", (
         f"{found} at the end of the measurement, but {ranks} ranks: each trains alone, so this is no data-parallel "

@@ -67,7 +67,7 @@ class ScriptJob:
     for the rank's output (stdout and stderr); its folder exists. threads: OMP_NUM_THREADS, unless `environment` sets
     it; None: unchanged. start_timeout_s: longest time until the first optimizer step. step_timeout_s: longest time
     between steps, which includes an evaluation. end_grace_s: time for a script to end by itself after the last window,
-    in which `steps` has ended its loop.
+    in which `steps` has ended its loop. add_ddp: put the model of a script for one GPU into DDP.
     """
 
     script: str
@@ -80,6 +80,7 @@ class ScriptJob:
     start_timeout_s: float = 900.0
     step_timeout_s: float = 600.0
     end_grace_s: float = 10.0
+    add_ddp: bool = False
 
     @property
     def is_module(self) -> bool:

@@ -108,6 +108,14 @@ def test_the_command_of_a_trial_runs_its_script_with_its_flags(store: Store) -> 
     assert "--gpus 2 " in command
     assert "'--env=A=b c'" in command
     assert command.endswith("-- --data /d --lr 0.5 --amp")
+    assert "--add-ddp" not in command
+
+
+def test_the_command_of_a_trial_adds_ddp_if_the_trial_did(store: Store) -> None:
+    save(store, "", 2, 16, add_ddp=True)
+    frame = results(store)
+    [row] = frame.trials.to_dict("records")
+    assert " --add-ddp " in again(row, [], frame.fields)
 
 
 def test_what_was_not_measured_is_listed_with_what_would_measure_it(store: Store) -> None:

@@ -106,6 +106,25 @@ def test_an_edited_script_is_another_trial(script: str, results_folder: str) -> 
     assert before.trial_id != after.trial_id
 
 
+def test_added_ddp_belongs_to_every_trial_of_a_script(script: str, results_folder: str, tmp_path: Path) -> None:
+    options = {"script": script, "gpus": "1,2", "add-ddp": True, "repeats": 1, "out": results_folder}
+    prepared = prepare(resolve(options), NODES)
+    assert [(row.trial.world_size, row.trial.add_ddp) for row in prepared.rows if row.trial] == [(1, True), (2, True)]
+    path = tmp_path / "study.yaml"
+    path.write_text(prepared.yaml)
+    assert yaml.safe_load(prepared.yaml)["add-ddp"] is True
+    assert trials(resolve({}, str(path))) == [row.trial for row in prepared.rows]
+    plain = trials(resolve(options | {"add-ddp": False}))
+    assert not {trial.trial_id for trial in plain} & {row.trial.trial_id for row in prepared.rows if row.trial}
+
+
+def test_added_ddp_is_for_scripts_only(script: str) -> None:
+    assert message({"add-ddp": True, "gpus": "1"}).startswith("--add-ddp: requires --script FILE.py")
+    function = {"train-func": f"{script}:train_func", "add-ddp": True}
+    assert message(function).startswith("--add-ddp: only for --script; ")
+    assert message({"set": ["add_ddp=true"], "gpus": "1"}) == "--set: add_ddp cannot be set here; use --add-ddp"
+
+
 def test_the_printed_yaml_plans_the_same_trials(script: str, results_folder: str, tmp_path: Path) -> None:
     options = {
         "script": script, "gpus": "1,2", "vary": ['--betas="0.9,0.99",none'], "bind": ["loader_workers=--workers"],
