@@ -164,7 +164,16 @@ def tune_grid(
         if known is None or "done" not in known.statuses.values():
             driver.check(grid)
         stopper = StopIfUnusable(known or KnownTrials())
+        _count_no_callbacks()
         return _tuner(study_name, grid, driver, cluster, on_event, state_dir, stopper).fit()
+
+
+def _count_no_callbacks() -> None:
+    """Keep Tune from importing MLflow and wandb, which takes seconds, only to count callbacks for usage statistics."""
+    with contextlib.suppress(ImportError):  # another version of Ray than 2.60
+        from ray.air._internal import usage
+
+        usage.tag_callbacks = lambda callbacks: False
 
 
 @contextlib.contextmanager

@@ -153,14 +153,13 @@ class RayRanks:
 def _fit(keeper: Any, name: str, layout: Layout) -> None:
     """Run a launch's ranks under a TorchTrainer until all have ended."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
     from ray.train.v2.api.config import LoggingConfig
 
     kind = layout.kind
     on_gpu = kind.device == "cuda"
     # Train saves a few files of its own per run, which nobody needs afterwards
     with scratch_folder("train") as storage, _name_deaths():
-        TorchTrainer(
+        _trainer(kind)(
             train_loop,
             train_loop_config={"keeper": keeper, "layout": layout, "name": name},
             torch_config=_torch_config(kind),
@@ -180,6 +179,39 @@ def _fit(keeper: Any, name: str, layout: Layout) -> None:
                 logging_config=LoggingConfig(log_level="WARNING"),
             ),
         ).fit()
+
+
+def _trainer(kind: ProcessKind) -> Any:
+    """Return Ray Train's class for a launch. Forked ranks cannot use Ray Data, so theirs starts nothing for it.
+
+    Ray 2.60 starts two actors per launch for data sets, and the launch waits for the first one.
+    """
+    from ray.train.torch import TorchTrainer
+
+    try:
+        from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
+        from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
+    except ImportError:  # another version of Ray
+        return TorchTrainer
+    if not kind.forks_ranks:
+        return TorchTrainer
+
+    class FixedRanks(FixedScalingPolicy):
+        """Requests nothing from an autoscaler: the ranks have their places, and a placement group holds them."""
+
+        def after_controller_start(self, train_run_context: Any) -> None:
+            pass
+
+        def _maybe_send_resource_request(self) -> None:
+            pass
+
+    class TrainerWithoutData(TorchTrainer):
+        def _initialize_and_run_controller(self, **controller: Any) -> Any:
+            used = [callback for callback in controller["callbacks"] if not isinstance(callback, DatasetsCallback)]
+            policy = FixedRanks(controller["scaling_policy"].scaling_config)
+            return super()._initialize_and_run_controller(**controller | {"callbacks": used, "scaling_policy": policy})
+
+    return TrainerWithoutData
 
 
 def _torch_config(kind: ProcessKind) -> Any:
