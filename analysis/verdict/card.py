@@ -8,10 +8,11 @@ import pandas as pd
 from analysis.compare.best import MAX_LISTED_WORKLOADS
 from analysis.compare.ladder import OURS
 from analysis.predict.inputs import ReportInputs
+from analysis.read.own_code import COMMAND_COLUMN
 from analysis.read.results import COUNTABLE, UNCOUNTED
 from analysis.study import Analysis, study_ranks
 from analysis.text import join, number, value_label
-from analysis.verdict.facts import trained_workload
+from analysis.verdict.facts import own_program, trained_workload
 from analysis.verdict.lines.improve import improve_lines, trust_in_improvement
 from analysis.verdict.lines.scaling import lost, more_ranks, scales
 from analysis.verdict.lines.step import batch, bound_by, bounds_of_many, do_next, speed
@@ -172,11 +173,8 @@ def _fields_of(analysis: Analysis, row: pd.Series) -> pd.Series:
 
 def _workload(row: pd.Series) -> str:
     """Return what was trained: the user's script or function, else the model."""
-    command = row.get("own_code")
-    own = command if isinstance(command, dict) else {}
-    for name in ("script", "train_function"):
-        if path := own.get(name):
-            return f"{str(path).rpartition('/')[2]} {own.get('script_arguments', '')}".strip()
+    if program := own_program(row.get(COMMAND_COLUMN), with_arguments=True):
+        return program
     workload = row.get("workload")
     if isinstance(workload, str) and workload:
         return workload.rpartition("/")[2]

@@ -7,6 +7,7 @@ import pandas as pd
 
 from analysis.compare.accuracy import Accuracy
 from analysis.measure.configurations import derived_lengths
+from analysis.read.own_code import COMMAND_COLUMN, FUNCTION, SCRIPT
 from analysis.study import Analysis, study_ranks
 from analysis.text import field_label, field_value, join, text
 
@@ -72,6 +73,9 @@ def trained(analysis: Analysis) -> tuple[str, str, str]:
     done = done.loc[done["trial_id"].map(place).sort_values(kind="stable", na_position="last").index]
     own = done["workload"].fillna("") if "workload" in done else pd.Series("", index=done.index)
     models = own.str.rpartition(":")[2].where(own != "", done.get("model", ""))
+    if COMMAND_COLUMN in done:
+        programs = done[COMMAND_COLUMN].map(own_program)
+        models = programs.where(programs != "", models)
     names = [_several(models), _several(done["dataset"][own == ""]) if "dataset" in done else ""]
     images = done[~done.get("model", models).isin(analysis.fields.sequence_models)]
     if "image_size" in done and (sizes := sorted(images["image_size"].dropna().unique())) and names[1]:
@@ -84,6 +88,17 @@ def trained(analysis: Analysis) -> tuple[str, str, str]:
         one, several = study_ranks(analysis)
         devices = f"{count} {one if ranks == [1] else several}"
     return names[0], names[1], devices
+
+
+def own_program(command: Any, with_arguments: bool = False) -> str:
+    """Return a user's script, or the file of a train function, and whether DDP was added; "" for other trials.
+
+    command: value of `COMMAND_COLUMN`.
+    """
+    own = command if isinstance(command, dict) else {}
+    file = str(own.get(SCRIPT) or own.get(FUNCTION) or "").rpartition("/")[2]
+    arguments = own.get("script_arguments") if with_arguments else ""
+    return " ".join(filter(None, (file, arguments, "with added DDP" if own.get("add_ddp") else "")))
 
 
 def dates(analysis: Analysis) -> list[str]:

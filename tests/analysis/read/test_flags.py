@@ -6,10 +6,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from analysis.predict.inputs import with_models
 from analysis.read.results import Results, load
+from analysis.report.methods import methods
 from analysis.study import analyse
 from analysis.tables.phases import unmeasured
 from analysis.tables.trials import again
+from analysis.verdict.facts import facts_line
 from study.store.result import TrialResult
 from study.store.store import Store
 from trainables.trial import Trial
@@ -116,6 +119,9 @@ def test_the_command_of_a_trial_adds_ddp_if_the_trial_did(store: Store) -> None:
     frame = results(store)
     [row] = frame.trials.to_dict("records")
     assert " --add-ddp " in again(row, [], frame.fields)
+    analysis = analyse(frame)
+    assert facts_line(analysis)[0] == "train.py with added DDP"
+    assert methods(with_models(analysis)).split("\n")[2].startswith("We trained train.py with added DDP, with ")
 
 
 def test_what_was_not_measured_is_listed_with_what_would_measure_it(store: Store) -> None:
