@@ -63,6 +63,16 @@ def shortened(table: Table, rows: int = MOST_ROWS) -> Table:
     return replace(table, frame=table.frame.head(rows), note=note).telling()
 
 
+def spread(table: Table, rows: int = MOST_ROWS) -> Table:
+    """Return rows from the first to the last of a long table at equal distances, otherwise as `shortened`."""
+    count = len(table.frame)
+    if count <= rows:
+        return shortened(table, rows)
+    places = [round(place * (count - 1) / (rows - 1)) for place in range(rows)]
+    frame = table.frame.iloc[places].reset_index(drop=True)
+    return replace(table, frame=frame, note=f"{rows} of {count} rows, evenly spread.").telling()
+
+
 def largest_steps(ladder: Table, rows: pd.DataFrame) -> Table:
     """Return the steps of a ladder, without those that change least if they are many.
 

@@ -120,8 +120,8 @@ def _short(make: Callable[[ReportInputs], Table]) -> Callable[[ReportInputs], Ta
 
 
 def _fastest(title: str, *figures: Figure) -> Question:
-    """Return a study's own question that the table of throughputs answers."""
-    return Question("own", title, _best, _short(throughput), figures)
+    """Return a study's own question that the table of throughputs answers. Of a long one, each part has rows."""
+    return Question("own", title, _best, lambda inputs: tables.spread(throughput(inputs)), figures)
 
 
 OWN: Mapping[str, Question] = {

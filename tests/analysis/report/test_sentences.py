@@ -10,10 +10,11 @@ from analysis.compare.bottleneck import WORDS, gain_rows, removable
 from analysis.compare.causes import SLOWDOWN_PARTS, visible_causes
 from analysis.figures.answers import lost_rows
 from analysis.predict.inputs import ReportInputs
-from analysis.report.answer_tables import MOST_ROWS, changes, outlook, scales, shortened, workloads
+from analysis.report.answer_tables import MOST_ROWS, changes, outlook, scales, shortened, spread, workloads
 from analysis.report.answer_tables import holds_back as held_back
 from analysis.report.sentences import actions, change, holds_back, largest_cause, more, scale
 from analysis.tables.accuracy import lossless_batch
+from analysis.tables.scaling import throughput
 from analysis.text import lost_decimals, part_of
 from analysis.verdict.bottleneck import bounds, host_bound
 from analysis.verdict.card import card_of
@@ -291,6 +292,14 @@ def test_titles_name_an_unusual_execution_and_strategy() -> None:
     assert " compile_graph, " in card_of(study_named("real-images/compiled")).title
     assert " dp, " in card_of(study_named("averaging-4gpu")).title
     assert "eager" not in card_of(study_named("real-images/eager")).title
+
+
+def test_of_many_storage_settings_each_format_has_rows() -> None:
+    table = spread(throughput(study_named("storage-order")))
+    assert table.note == f"{MOST_ROWS} of 18 rows, evenly spread."
+    assert table.frame["storage"].value_counts().to_dict() == {"arrow_raw": 3, "jpeg": 2, "lmdb": 3}
+    few = throughput(study_named("mlstm-scaling"))
+    assert len(spread(few, len(few.frame)).frame) == len(few.frame)
 
 
 def test_a_difference_at_the_first_lossy_batch_names_that_batch() -> None:
