@@ -41,6 +41,7 @@ CHANGED: dict[str, Any] = {
     "train_function_digest": "f00dcafe",
     "function_config": '{"lr": 0.1}',
     "bindings": "batch_per_gpu=--batch-size",
+    "add_ddp": True,
     "tokens_per_sample": 1024,
     "image_size": 32,
     "sequence_length": 64,
@@ -114,7 +115,7 @@ CHANGED: dict[str, Any] = {
 
 NEEDS: dict[str, dict[str, Any]] = {
     "nodes": {"world_size": 2},
-    **{name: {"script": "/home/me/train.py"} for name in ("script_arguments", "script_flags", "script_env")},
+    **{name: {"script": "/home/me/train.py"} for name in ("script_arguments", "script_flags", "script_env", "add_ddp")},
     "rewritten_stem": {"model": "resnet18", "execution": "compile"},
     **{name: {"model": "gpt2_tiny", "dataset": "token_sample"} for name in ("fused_loss", "attention")},
     "shard_ranks": {"parallel": "hsdp"},
