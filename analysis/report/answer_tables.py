@@ -64,13 +64,12 @@ def shortened(table: Table, rows: int = MOST_ROWS) -> Table:
 
 
 def spread(table: Table, rows: int = MOST_ROWS) -> Table:
-    """Return rows from the first to the last of a long table at equal distances, otherwise as `shortened`."""
+    """Return the same as `shortened`, but with rows at equal distances from the first to the last."""
     count = len(table.frame)
-    if count <= rows:
-        return shortened(table, rows)
-    places = [round(place * (count - 1) / (rows - 1)) for place in range(rows)]
-    frame = table.frame.iloc[places].reset_index(drop=True)
-    return replace(table, frame=frame, note=f"{rows} of {count} rows, evenly spread.").telling()
+    if count > rows:
+        places = [round(place * (count - 1) / (rows - 1)) for place in range(rows)]
+        table = replace(table, frame=table.frame.iloc[places], note=f"{rows} of {count} rows, evenly spread.")
+    return shortened(table, rows)
 
 
 def largest_steps(ladder: Table, rows: pd.DataFrame) -> Table:

@@ -84,7 +84,8 @@ def _again_own_code(fields: Mapping[Any, Any], own_code: Mapping[str, Any], decl
     command += [f"--env={entry}" for entry in shlex.split(own_code.get("script_env", ""))]
     if "tokens_per_sample" in own_code:
         command += ["--tokens-per-sample", str(own_code["tokens_per_sample"])]
-    command += ["--add-ddp"] if "add_ddp" in own_code else []
+    if "add_ddp" in own_code:
+        command.append("--add-ddp")
     passed_on = {entry.partition("=")[0] for entry in bound}
     for name, facts in declared.facts.items():
         if name not in own_code and facts.option and (facts.any_door or name in passed_on):

@@ -188,12 +188,12 @@ def _trainer(kind: ProcessKind) -> Any:
     """
     from ray.train.torch import TorchTrainer
 
+    if not kind.forks_ranks:
+        return TorchTrainer
     try:
         from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
         from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
     except ImportError:  # another version of Ray
-        return TorchTrainer
-    if not kind.forks_ranks:
         return TorchTrainer
 
     class FixedRanks(FixedScalingPolicy):

@@ -21,18 +21,20 @@ class NotDataParallel(RuntimeError):
 class _Added:
     """A module whose calls pass through DDP, which calls it in turn."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, ids: set[int]) -> None:
         self.module = module
-        self.ids = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
+        self.ids = ids
+        """of its parameters with gradients"""
+
         # until it is known whether a step uses all parameters
-        self.ddp: nn.Module | None = DistributedDataParallel(module, find_unused_parameters=True)
+        self.ddp = DistributedDataParallel(module, find_unused_parameters=True)
         self._own = module._compiled_call_impl or module._call_impl
         self._is_inside = False
         # not as an ordinary attribute, which `torch.compile`'s modules would set on the module that they contain
         object.__setattr__(module, "_compiled_call_impl", self._call)
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_inside or self.ddp is None:
+        if self._is_inside:
             return self._own(*args, **kwargs)
         self._is_inside = True
         try:
@@ -42,9 +44,8 @@ class _Added:
 
     def expect_all_gradients(self) -> None:
         """Stop searching for unused parameters in each step. Collective."""
-        self.ddp = None  # its hooks on the parameters end with it
-        with torch.enable_grad():
-            self.ddp = DistributedDataParallel(self.module)
+        del self.ddp  # its hooks on the parameters end with it
+        self.ddp = DistributedDataParallel(self.module)
 
 
 class AddedDdp:
@@ -98,11 +99,12 @@ class AddedDdp:
 
     def _add_to(self, module: nn.Module) -> None:
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        if not parameters or self._covered.intersection(map(id, parameters)):
+        ids = set(map(id, parameters))
+        if not ids or ids & self._covered:
             return
         if not self._added:
             _start_group(parameters[0].device)
-        self._added.append(_Added(module))
+        self._added.append(_Added(module, ids))
 
     def _check(self, optimizer: Optimizer, *_: Any) -> None:
         """Refuse a step with gradients that were not averaged, as after calls of a module's methods or functions."""

@@ -13,10 +13,7 @@ WEIGHT_BYTES = 4 * (16 * 64 + 64 + 64 + 1)
 
 def printed(logs: Path, form: str, name: str) -> list[list[str]]:
     """Return a number that the script prints after each step, by rank."""
-    return [
-        re.findall(rf"{name} (\S+)", (logs / f"single-{form}-rank{rank}.log").read_text(), re.MULTILINE)
-        for rank in range(2)
-    ]
+    return [re.findall(rf"{name} (\S+)", (logs / f"single-{form}-rank{rank}.log").read_text()) for rank in range(2)]
 
 
 @pytest.mark.parametrize("form", ["plain", "compiled", "accumulated", "methods", "unused", "gan"])
