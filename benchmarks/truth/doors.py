@@ -7,6 +7,11 @@ torchrun. In each round, every form starts in new processes and runs once per nu
 another form. Further runs through the script door delay rank 1, load slowly, and disable peer-to-peer copies (VGG-19).
 Goals: throughputs of all doors within 1 % of each other and of the bare script; phases within 5 % or 0.2 ms of the
 factory's; plain steps of a script at least 0.995 of the bare script; delays attributed within 20 %.
+
+    python -m benchmarks.truth.doors --gpus 1,2 --forms plain,added --delayed-rounds 0 --name doors-added
+
+compares a script that puts its model into DDP with default options ("plain") with one for a single GPU under `--add-ddp`
+("added").
 """
 
 import argparse
@@ -62,7 +67,7 @@ longer meanwhile.
 EXPOSED = ("exposed_wire_s", "exposed_wait_s", "hidden_lateness_s")
 """columns of the breakdown that each delayed run notes, beside the time of its kernels"""
 
-BARE = "bare"
+BARE, PLAIN, ADDED = "bare", "plain", "added"
 FORMS_RUN = (*DOORS, BARE)
 STUDY = "study"
 """folder of the trials, next to the summary"""
@@ -80,7 +85,7 @@ def main() -> None:
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--forms", default=",".join(FORMS_RUN), help="forms to run, a comma list")
+    parser.add_argument("--forms", default=",".join(FORMS_RUN), help="forms to run, a comma list; also plain, added")
     parser.add_argument("--delayed-rounds", type=int, default=3, help="rounds that also run the delayed scripts")
     parser.add_argument("--cases", default=",".join(FOUND_AS), help="delays to run, a comma list")
     parser.add_argument("--budget-s", type=float, default=math.inf, help="start no run after this many seconds")
@@ -123,6 +128,8 @@ def trial_of(
         "factory": {"workload": workload, "image_size": options.image_size, "memory_format": "channels_last"},
         "script": {"script": str(FORMS / "script.py"), "script_arguments": arguments, "script_env": environment},
         "loop": {"script": str(FORMS / "loop.py"), "script_arguments": arguments},
+        PLAIN: {"script": str(FORMS / "script.py"), "script_arguments": f"{arguments} --plain-ddp"},
+        ADDED: {"script": str(FORMS / "single.py"), "script_arguments": arguments, "add_ddp": True},
         "function": {
             "train_function": f"{FORMS / 'function.py'}:train_func",
             "function_config": json.dumps({"arguments": arguments}),
@@ -239,7 +246,7 @@ def figures(runs: Sequence[Run]) -> list[dict[str, Any]]:
     sizes = sorted({run["size"] for run in runs})
     result = []
     for size in sizes:
-        equal = {door: by_case["equal", door, size] for door in (*DOORS, BARE)}
+        equal = {door: by_case["equal", door, size] for door in (*DOORS, ADDED, PLAIN, BARE)}
         for door, other in itertools.combinations(equal, 2):
             result += _ratio(f"{door} / {other} on {size}", equal[door], equal[other])
         for door in DOORS[1:]:

@@ -57,6 +57,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--fp32", action="store_true")
     parser.add_argument("--late-ms", type=float, default=0.0, help="delay of the device of rank 1 before each backward")
     parser.add_argument("--load-ms", type=float, default=0.0, help="time to load a batch; 0: one resident batch")
+    parser.add_argument("--plain-ddp", action="store_true", help="DDP with its default options, as `--add-ddp` adds it")
     parser.add_argument("--bare-steps", type=int, default=0, help="time so many steps, without a study, and end")
     parser.add_argument("--bare-file", default="", help="file for the seconds of the bare steps")
     return parser.parse_args(arguments)
@@ -110,13 +111,18 @@ def optimizer_of(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=5e-4, fused=True)
 
 
-def wrapped_model(arguments: argparse.Namespace, device: torch.device) -> nn.Module:
-    """Return the model under DDP. Needs the default process group."""
+def plain_model(arguments: argparse.Namespace, device: torch.device) -> nn.Module:
+    """Return the model of one rank alone."""
     torch.manual_seed(0)
     model = ModelWithLoss(arguments.model, not arguments.fp32).to(device)
-    model.to(memory_format=torch.channels_last)
+    return model.to(memory_format=torch.channels_last)
+
+
+def wrapped_model(arguments: argparse.Namespace, device: torch.device) -> nn.Module:
+    """Return the model under DDP. Needs the default process group."""
     ids = [device] if device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+    views = not arguments.plain_ddp
+    return DistributedDataParallel(plain_model(arguments, device), device_ids=ids, gradient_as_bucket_view=views)
 
 
 def delay(rank: int, late_ms: float, device: torch.device) -> None:
