@@ -34,6 +34,7 @@ SMALL: dict[str, str] = {
     "cost.imports": "--quadruples 2",
     "truth.improve": "null --simulated --runs 2",
     "truth.known_laws": "--small",
+    "truth.losses": "--device cpu --small --seconds 60",
     "truth.others": "--device cpu --small",
     "speed.peers": "--device cpu --small --seconds 60",
     "truth.prediction": "--from benchmarks/results/communication benchmarks/results/default-4gpu",
