@@ -23,7 +23,9 @@ FOLDERS: Mapping[str, tuple[str, ...]] = {
     "forum-phases": ("forum-phases", "forum-phases-h200", "forum-phases-batch-256"),
     "hpml-lab4": ("hpml-lab4", "hpml-lab4-dp", "hpml-lab4-h200", "hpml-lab4-4gpu", "hpml-lab4-memory", "fifth-epoch"),
     "acceleration-ladder": ("acceleration-ladder", "acceleration-ladder-300", "acceleration-ladder-1gpu"),
-    "vgg-case-study": ("vgg-case-study", "vgg-case-study-h200", "vgg-case-study-4gpu", "vgg-accuracy"),
+    "vgg-case-study": (
+        "vgg-case-study", "vgg-case-study-batches", "vgg-case-study-h200", "vgg-case-study-4gpu", "vgg-accuracy",
+    ),
     "number-formats": ("number-formats",),
     "loader-grid": ("loader-grid", "loader-grid-128"),
     "storage-order": ("storage-order",),
@@ -31,10 +33,14 @@ FOLDERS: Mapping[str, tuple[str, ...]] = {
     "sharding": ("sharding",),
     "real-ranks": ("real-ranks",),
     "mlstm-scaling": ("mlstm-scaling", "mlstm-scaling-4gpu"),
-}
+}  # fmt: skip
 """Packed results per study, in the order in which they are asked; the first one that can answers a question."""
 
-FURTHER = {"averaging": ("averaging-horovod-2gpu",), "mlstm-scaling": ("mlstm-scaling-32bit",)}
+FURTHER = {
+    "acceleration-ladder": ("acceleration-ladder-nodes",),
+    "averaging": ("averaging-horovod-2gpu",),
+    "mlstm-scaling": ("mlstm-scaling-32bit",),
+}
 """Packed results that answer a question for cases that the others lack."""
 
 _GPU_HOST = [NodeCapacity("host", "", cpus=32, gpus=2)]

@@ -29,9 +29,16 @@ def steps(inputs: ReportInputs) -> Reply | Missing:
             f"“{row['step']}” ({join(changed)}): {gain} of “{row['against']}”, {times(row['cumulative_ratio'])} in all."
         )
         numbers[str(row["step"])] = float(row["step_ratio"])
+    return Reply("\n".join([_largest_gain(rows), *lines]), numbers)
+
+
+def _largest_gain(rows: pd.DataFrame) -> str:
+    """Name the step that gains most, unless its interval contains no gain."""
     largest = highest(rows, "step_ratio")
-    first = f"Largest gain: “{largest['step']}”, {times(largest['step_ratio'])} ({repeats(rows['n'].min())} per step)."
-    return Reply("\n".join([first, *lines]), numbers)
+    runs = f"({repeats(rows['n'].min())} per step)"
+    if largest["step_ratio_low"] <= 1:
+        return f"No step gains more than its interval {runs}."
+    return f"Largest gain: “{largest['step']}”, {times(largest['step_ratio'])} {runs}."
 
 
 def total(inputs: ReportInputs) -> Reply | Missing:

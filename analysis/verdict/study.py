@@ -34,13 +34,15 @@ def ladder(analysis: Analysis) -> str | None:
     step_ratios = by_step["step_ratio"].astype(float).dropna()
     against: dict[Any, Any] = rows.set_index("step")["against"].to_dict()
     fastest = rows.iloc[int(speed_up.to_numpy().argmax())]
-    text = (
-        f"The ladder reaches a speed-up of {number(float(speed_up.max()), 2)}x over {rows['step'].iloc[0]} "
-        f"({fastest['step']}); the largest gain in one step is {step_ratios.idxmax()} ({number(step_ratios.max(), 2)}x "
-        f"compared with {against[step_ratios.idxmax()]})"
-    )
+    text = "No step of the ladder gains more than its interval"
+    if not by_step.loc[step_ratios.idxmax(), "step_ratio_low"] <= 1:  # single runs have no interval
+        text = (
+            f"The ladder reaches a speed-up of {number(float(speed_up.max()), 2)}x over {rows['step'].iloc[0]} "
+            f"({fastest['step']}); the largest gain in one step is {step_ratios.idxmax()} "
+            f"({number(step_ratios.max(), 2)}x compared with {against[step_ratios.idxmax()]})"
+        )
     high = by_step["step_ratio_high"].astype(float).reindex(step_ratios.index)
-    slower = step_ratios[(step_ratios.round(2) < 1) & ~(high >= 1)]  # single runs have no interval
+    slower = step_ratios[(step_ratios.round(2) < 1) & ~(high >= 1)]
     if slower.empty:
         return f"{text}."
     listed = join([f"{name} ({number(ratio, 2)}x of {against[name]})" for name, ratio in slower.items()])

@@ -10,8 +10,8 @@ factory's; plain steps of a script at least 0.995 of the bare script; delays att
 
     python -m benchmarks.truth.doors --gpus 1,2 --forms plain,added --delayed-rounds 0 --name doors-added
 
-compares a script that puts its model into DDP with default options ("plain") with one for a single GPU under `--add-ddp`
-("added").
+compares a script for a single GPU under `--add-ddp` ("added") with one that puts its own model into DDP with default
+options ("plain").
 """
 
 import argparse

@@ -345,6 +345,19 @@ def test_steps_of_the_ladder_state_what_they_change(tmp_path: Path) -> None:
     assert not found["precision"].is_answered
 
 
+def test_a_step_of_the_ladder_whose_interval_contains_no_gain_is_not_the_largest_gain(tmp_path: Path) -> None:
+    """The second step is as fast as the first; repeats differ by 4 % in turn."""
+    trials = grid(GPU | {"parallel": "none", "batch_per_gpu": 64}, precision=["fp32", "bf16"], repeat=[0, 1, 2])
+    names = [{"name": name, "trial_ids": [trial_id(trial) for trial in trials if trial["precision"] == precision]}
+             for name, precision in (("before", "fp32"), ("after", "bf16"))]  # fmt: skip
+    found = answered(
+        tmp_path / "results", "acceleration-ladder", trials,
+        lambda fields: {"step_s": 0.04 * (1 + 0.04 * ((fields["repeat"] + (fields["precision"] == "bf16")) % 2))},
+        ladder_steps=names,
+    )  # fmt: skip
+    assert found["steps"].text.startswith("No step gains")
+
+
 def test_number_formats_state_speed_and_accuracy_relative_to_fp32(tmp_path: Path) -> None:
     """bf16 is twice as fast and loses nothing; fp16 loses five points."""
     of_format = {"fp32": (0.02, 0.90), "bf16": (0.01, 0.90), "fp16": (0.01, 0.85)}

@@ -32,6 +32,18 @@ def test_ladder_states_total_speed_up_best_step_and_slower_steps(tmp_path: Path)
     assert comparisons(analysis) is None
 
 
+def test_a_ladder_without_a_resolved_gain_names_no_step(tmp_path: Path) -> None:
+    """The second step is as fast as the first; repeats differ by 4 % in turn."""
+    trials = grid(GPU, precision=["fp32", "bf16"], repeat=[0, 1, 2])
+    steps_of = {name: [trial_id(trial) for trial in trials if trial["precision"] == name] for name in ("fp32", "bf16")}
+    configuration = {"ladder_steps": [{"name": name, "trial_ids": ids} for name, ids in steps_of.items()]}
+    directory = write_study(tmp_path / "results", configuration=configuration)
+    for trial in trials:
+        late = (trial["repeat"] + (trial["precision"] == "bf16")) % 2
+        write_trial(directory, record(trial), steps(trial, 0.1 * (1 + 0.04 * late)))
+    assert ladder(analyse(load(directory))) == "No step of the ladder gains more than its interval."
+
+
 def made(directory: Path, trials: list[dict[str, Any]], step_s: Any, **more: Any) -> ReportInputs:
     law = {"step_s": 0.1} | more
     return with_models(
