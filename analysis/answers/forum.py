@@ -46,17 +46,19 @@ LEAST_FALL = 0.02
 
 
 def parts(inputs: ReportInputs) -> Reply | Missing:
-    """State load wait, transfer and processing of a batch at the smallest and the largest batch, on one rank."""
+    """State load wait, transfer and processing of a batch on fewest and most ranks, for the model of the card."""
     rows = inputs.configurations
     rows = rows[rows["phases_step_s"].notna()]
     if rows.empty:
         return Missing("no step was divided into phases")
     rows = preferred(_pinned(rows), "parallel", ("ddp", "none"))
+    ahead = [inputs.configurations["model"].get(each.configuration) for each in inputs.headlines]
+    model = next((name for name in ahead if name in set(rows["model"])), rows["model"].iloc[0])
+    rows = rows[rows["model"] == model]
     texts, numbers = [], {}
     for size in dict.fromkeys((rows["world_size"].min(), rows["world_size"].max())):
         at_size = rows[rows["world_size"] == size]
-        slowest = at_size[at_size["model"] == highest(at_size, "phases_step_s")["model"]]
-        batches = slowest.sort_values("batch_per_gpu", kind="stable")
+        batches = at_size.sort_values("batch_per_gpu", kind="stable")
         for row in (batches.iloc[0], batches.iloc[-1])[: min(2, len(batches))]:
             load, copy, work = _divided(row)
             copied = "none" if pd.isna(row["host_to_device_s"]) else ms(copy)
@@ -68,7 +70,7 @@ def parts(inputs: ReportInputs) -> Reply | Missing:
     first = rows.iloc[0]
     slowest_rank = " of the rank that waits longest" if rows["world_size"].max() > 1 else ""
     return Reply(
-        f"With {first['parallel']} and {slowest['model'].iloc[0]}, per step: {'; '.join(texts)}. "
+        f"With {first['parallel']} and {model}, per step: {'; '.join(texts)}. "
         f"Loading is the wait for a batch{slowest_rank}, not the work of the loaders ({repeats(first['n'])}).",
         numbers,
     )

@@ -16,6 +16,7 @@ from analysis.answers.reply import Missing, Reply
 from analysis.compare.accuracy import by_precision
 from analysis.predict.inputs import report_inputs
 from analysis.read.results import load_reduced
+from scripts.claims.sources import committed_inputs
 from study.studies.questions import QUESTIONS
 from tests.support.frames import grid, record, trial_id, write_results, write_study, write_trial
 from tests.support.trainings import TRAINING, epochs, write_training
@@ -471,3 +472,11 @@ def test_equal_accuracy_on_more_ranks_is_stated_only_if_seeds_resolve_it(
         assert found.numbers["difference"] == pytest.approx(-gap, abs=1e-6)
         assert found.reason == reason
         assert found.text.startswith("Yes" if gap else "No")
+
+
+def test_the_parts_of_a_step_are_those_of_the_model_that_leads_the_card() -> None:
+    inputs = committed_inputs("forum-phases-batch-256")[0]
+    leading = inputs.configurations.loc[inputs.headlines[0].configuration, "model"]
+    reply = next(found for found in answers(inputs) if found.key == "forum.parts")
+    assert f"and {leading}, per step" in reply.text
+    assert inputs.configurations["model"].nunique() > 1
