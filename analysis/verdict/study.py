@@ -35,7 +35,8 @@ def ladder(analysis: Analysis) -> str | None:
     against: dict[Any, Any] = rows.set_index("step")["against"].to_dict()
     fastest = rows.iloc[int(speed_up.to_numpy().argmax())]
     text = "No step of the ladder gains more than its interval"
-    if not by_step.loc[step_ratios.idxmax(), "step_ratio_low"] <= 1:  # single runs have no interval
+    low = by_step["step_ratio_low"].astype(float).reindex(step_ratios.index)
+    if not low.iloc[int(step_ratios.to_numpy().argmax())] <= 1:  # single runs have no interval
         text = (
             f"The ladder reaches a speed-up of {number(float(speed_up.max()), 2)}x over {rows['step'].iloc[0]} "
             f"({fastest['step']}); the largest gain in one step is {step_ratios.idxmax()} "

@@ -478,5 +478,5 @@ def test_the_parts_of_a_step_are_those_of_the_model_that_leads_the_card() -> Non
     inputs = committed_inputs("forum-phases-batch-256")[0]
     leading = inputs.configurations.loc[inputs.headlines[0].configuration, "model"]
     reply = next(found for found in answers(inputs) if found.key == "forum.parts")
-    assert f"and {leading}, per step" in reply.text
+    assert f"and {leading!s}, per step" in reply.text
     assert inputs.configurations["model"].nunique() > 1
