@@ -226,10 +226,10 @@ def supervised(command: Callable[[Sequence[str]], int], arguments: Sequence[str]
         return _exit_code_of(command, arguments)
     os.close(sending)
 
-    asked_to_end = threading.Event()
+    signals: list[int] = []
 
     def forward(number: int, frame: Any) -> None:
-        asked_to_end.set()
+        signals.append(number)  # without a lock: another signal can arrive in here
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
 
@@ -249,7 +249,7 @@ def supervised(command: Callable[[Sequence[str]], int], arguments: Sequence[str]
         signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
         os.kill(parent, os.WTERMSIG(status))
     with standard_streams():
-        return _end_for_child(facts, status, asked_to_end.is_set())
+        return _end_for_child(facts, status, was_asked=bool(signals))
 
 
 def collect_evidence(command: Sequence[str], store: "Store") -> None:

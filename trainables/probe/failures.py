@@ -82,7 +82,7 @@ def exit_code(code: int, log: str) -> tuple[FailureKind, str]:
         hint = "; the kernel kills processes when the host's memory is full" if name == "SIGKILL" else ""
         return "killed", f"the script was ended by {name}{hint}"
     if code == ARGUMENT_EXIT_CODE and reason:
-        fix = "give the script's arguments after --"
+        fix = "give the options of the study before --, and those of the script after it"
         if re.search("required.*--local[-_]rank", reason):  # which torch.distributed.launch passed
             fix = "torchrun sets LOCAL_RANK in the environment instead: let the script read it"
         return "arguments", f"{reason}; {fix}"

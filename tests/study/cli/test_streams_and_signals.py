@@ -218,7 +218,7 @@ def test_a_server_of_a_local_ray_that_has_died_before_the_watch_is_an_error(monk
 
 
 SUPERVISED = """
-import os, signal, sys, time, types
+import os, signal, sys, threading, time, types
 from study.cli.process import leave_report_to_parent, supervised, tell_parent
 def write_report(out, partial):
     return types.SimpleNamespace(path=f"report of {out}, partial: {partial}")
@@ -230,8 +230,13 @@ def slow_fork(fork=os.fork):
     child = fork()
     time.sleep(1.0 if child else 0.0)
     return child
-if len(sys.argv) > 1:
+def slow_notify(condition, notify=threading.Condition.notify_all):
+    time.sleep(0.5)
+    notify(condition)
+if "slow fork" in sys.argv:
     os.fork = slow_fork
+if "slow locks" in sys.argv:
+    threading.Condition.notify_all = slow_notify
 sys.exit(supervised(run, []))
 """
 """a command with a parent, whose report is one line"""
@@ -321,6 +326,19 @@ def test_a_signal_interrupts_the_supervised_process_once(number: signal.Signals,
     assert process.stdout.readline() == "ready\n"
     (os.killpg if to_group else os.kill)(process.pid, number)
     assert process.communicate(timeout=60) == ("interrupted\n", "")
+    assert process.returncode == 130
+
+
+def test_a_signal_that_arrives_while_another_is_handled_does_not_stop_the_end() -> None:
+    """As by `timeout -s INT`, which signals its process, and then all processes of its group."""
+    ignores = "signal.signal(signal.SIGINT, signal.SIG_IGN); print('ready', flush=True); time.sleep(2); return 130"
+    process = supervised(ignores, "slow locks", start_new_session=True)
+    assert process.stdout
+    assert process.stdout.readline() == "ready\n"
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+    assert process.communicate(timeout=60) == ("", "")
     assert process.returncode == 130
 
 

@@ -90,6 +90,7 @@ def test_missing_arguments_are_reported_in_the_words_of_the_script(tmp_path: Pat
     for failure in failures:
         assert (failure.kind, failure.exit_code) == ("arguments", 2)
         assert "the following arguments are required: --data" in failure.line
+        assert "before --" in failure.line
 
 
 @pytest.mark.parametrize("option", ["--local_rank", "--local-rank"])
