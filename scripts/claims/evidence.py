@@ -338,4 +338,35 @@ BREAKDOWN: Entries = [
 ]
 
 
-ENTRIES: Entries = [*OVERHEAD_ENTRIES, *CHECKS, *BREAKDOWN]
+# -------------------------------------------------------------------------------------------------------------- losses
+
+_BF16_WEIGHTS = "bf16_master+fused_loss"
+LOSSES = (
+    ("two ranks and one, fp32 weights", "2:bf16 - 1:bf16"),
+    ("two ranks and one, bf16 weights", f"2:{_BF16_WEIGHTS} - 1:{_BF16_WEIGHTS}"),
+    ("bf16 weights and fp32 weights, one rank", f"1:{_BF16_WEIGHTS} - 1:bf16"),
+    ("bf16 weights and fp32 weights, two ranks", f"2:{_BF16_WEIGHTS} - 2:bf16"),
+)
+
+
+def _losses_row(label: str, pair: str) -> tuple[str | Cell, ...]:
+    final = figure("losses-cpu", f"final loss, {pair}")
+    largest = figure("losses-cpu", f"largest distance of smoothed losses, {pair}")
+    return label, cell("{:4}", final), cell("{:4}", largest), yes_no(final)
+
+
+LEARNING: Entries = [
+    shows(
+        "losses",
+        ("compared", "difference of final losses, nats", "largest distance of the curves, nats", "goal met"),
+        [_losses_row(*row) for row in LOSSES],
+    ),
+    says(
+        "falls only to {} nats", number(min(value.value for value in figures("losses-cpu", "final loss, .*, seed .*")))
+    ),
+    says("differ by more, {} nats", figure("losses-cpu", "spread among seeds, 1:bf16")),
+    stated("differ by less than 1 % of the loss", "goal"),
+    stated("150 steps\nand three seeds", "a setting"),
+]
+
+ENTRIES: Entries = [*OVERHEAD_ENTRIES, *CHECKS, *BREAKDOWN, *LEARNING]
