@@ -4,7 +4,7 @@ import pandas as pd
 
 from analysis.answers.reply import Missing, Reply, highest, measured, repeats, share, times
 from analysis.compare.accuracy import by_precision
-from analysis.compare.ladder import BATCHES, OURS
+from analysis.compare.ladder import BATCHES, NO_GAIN, OURS, is_gain
 from analysis.measure.configurations import trial_fields
 from analysis.predict.inputs import ReportInputs
 from analysis.text import MISSING, join, number, text
@@ -36,8 +36,8 @@ def _largest_gain(rows: pd.DataFrame) -> str:
     """Name the step that gains most, unless its interval contains no gain."""
     largest = highest(rows, "step_ratio")
     runs = f"({repeats(rows['n'].min())} per step)"
-    if largest["step_ratio_low"] <= 1:
-        return f"No step gains more than its interval {runs}."
+    if not is_gain(largest, "step_ratio"):
+        return f"{NO_GAIN} {runs}."
     return f"Largest gain: “{largest['step']}”, {times(largest['step_ratio'])} {runs}."
 
 

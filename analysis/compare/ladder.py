@@ -15,6 +15,7 @@ BATCHES = 300
 
 OURS = "this study"
 
+NO_GAIN = "No step gains more than its interval"
 
 COLUMNS = [
     "machine", "step", "against", "samples", "batches_s", "batches_s_more", "throughput_samples_per_s",
@@ -22,6 +23,11 @@ COLUMNS = [
     *(f"{name}{end}" for name in ("step_ratio", "cumulative_ratio") for end in ("", "_low", "_high", "_more")),
     "trained_percent", "trained_percent_low", "trained_percent_high", "n", "trial_ids",
 ]  # fmt: skip
+
+
+def is_gain(row: pd.Series, name: str) -> bool:
+    """Return False if the interval of a ratio of a row contains no gain. A single repeat has no interval."""
+    return not float(row[f"{name}_low"]) <= 1
 
 
 def ladder_rows(record: StudyRecord, measured: pd.DataFrame, accuracy: Accuracy | None) -> pd.DataFrame:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.compare.ladder import OURS
+from analysis.compare.ladder import NO_GAIN, OURS, is_gain
 from analysis.compare.one_field import against_reference
 from analysis.read.schema import PHASES
 from analysis.study import Analysis, study_ranks
@@ -34,16 +34,15 @@ def ladder(analysis: Analysis) -> str | None:
     step_ratios = by_step["step_ratio"].astype(float).dropna()
     against: dict[Any, Any] = rows.set_index("step")["against"].to_dict()
     fastest = rows.iloc[int(speed_up.to_numpy().argmax())]
-    text = "No step of the ladder gains more than its interval"
-    low = by_step["step_ratio_low"].astype(float).reindex(step_ratios.index)
-    if not low.iloc[int(step_ratios.to_numpy().argmax())] <= 1:  # single runs have no interval
+    text = NO_GAIN
+    if is_gain(rows[rows["step"] == step_ratios.idxmax()].iloc[0], "step_ratio"):
         text = (
             f"The ladder reaches a speed-up of {number(float(speed_up.max()), 2)}x over {rows['step'].iloc[0]} "
             f"({fastest['step']}); the largest gain in one step is {step_ratios.idxmax()} "
             f"({number(step_ratios.max(), 2)}x compared with {against[step_ratios.idxmax()]})"
         )
     high = by_step["step_ratio_high"].astype(float).reindex(step_ratios.index)
-    slower = step_ratios[(step_ratios.round(2) < 1) & ~(high >= 1)]
+    slower = step_ratios[(step_ratios.round(2) < 1) & ~(high >= 1)]  # single runs have no interval
     if slower.empty:
         return f"{text}."
     listed = join([f"{name} ({number(ratio, 2)}x of {against[name]})" for name, ratio in slower.items()])

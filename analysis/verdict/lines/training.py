@@ -3,7 +3,7 @@
 import pandas as pd
 
 from analysis.compare.accuracy import Accuracy, goodput, rank_speed_ups
-from analysis.compare.ladder import OURS
+from analysis.compare.ladder import OURS, is_gain
 from analysis.compare.recipes import in_words
 from analysis.compare.report_epoch import report_epoch_rows
 from analysis.study import Analysis
@@ -221,7 +221,14 @@ def ladder_lines(analysis: Analysis) -> list[CardLine]:
     fastest = rows.iloc[int(rows["cumulative_ratio"].astype(float).to_numpy().argmax())]
     total = _ratio("speed_up", fastest, "cumulative_ratio")
     shown = f"{number(total.value, 2)}x" if total.value is not None else total.unresolved
-    text = f"{shown} from “{rows['step'].iloc[0]}” to “{fastest['step']}”"
+    if total.value is not None and not is_gain(fastest, "cumulative_ratio"):
+        shown = f"not resolved: {shown} ({number(total.low, 2)}–{number(total.high, 2)})"
+    first = rows["step"].iloc[0]
+    text = (
+        f"{shown} from “{first}” to “{fastest['step']}”"
+        if fastest["step"] != first
+        else f"none is faster than “{first}”"
+    )
     lines = [CardLine("ladder", "speed-up", text, (total,))]
     steps = rows.dropna(subset="step_ratio")
     steps = steps[~(steps["step_ratio_more"].astype(float) > 0)]
@@ -229,6 +236,8 @@ def ladder_lines(analysis: Analysis) -> list[CardLine]:
         largest = steps.iloc[int(steps["step_ratio"].astype(float).to_numpy().argmax())]
         gain = _ratio("step_gain", largest, "step_ratio")
         text = f"“{largest['step']}”: {number(gain.value, 2)}x as fast as “{largest['against']}”"
+        if not is_gain(largest, "step_ratio"):
+            text = "none gains more than its interval"
         lines.append(CardLine("largest_step", "best step", text, (gain,)))
     ratio, high = (steps[f"step_ratio{end}"].astype(float) for end in ("", "_high"))
     slower = steps[(ratio.round(2) < 1) & ~(high >= 1)].sort_values("step_ratio")  # single runs have no interval

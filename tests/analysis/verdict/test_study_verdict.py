@@ -4,10 +4,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from analysis.predict.inputs import ReportInputs, with_models
 from analysis.read.results import load
 from analysis.report.sections import TABLES
 from analysis.study import analyse
+from analysis.verdict.lines.training import ladder_lines
 from analysis.verdict.next_steps import best
 from analysis.verdict.study import comparisons, ladder, memory, step_parts
 from tests.support.frames import grid, record, steps, trial_id, write_results, write_study, write_trial
@@ -32,16 +35,22 @@ def test_ladder_states_total_speed_up_best_step_and_slower_steps(tmp_path: Path)
     assert comparisons(analysis) is None
 
 
-def test_a_ladder_without_a_resolved_gain_names_no_step(tmp_path: Path) -> None:
-    """The second step is as fast as the first; repeats differ by 4 % in turn."""
+@pytest.mark.parametrize(("share", "total"), [(0.97, "not resolved: 1.0"), (1.01, "none is faster than “fp32”")])
+def test_a_ladder_without_a_resolved_gain_names_no_step(tmp_path: Path, share: float, total: str) -> None:
+    """The second step takes this share of the first; repeats differ by 4 % in turn."""
     trials = grid(GPU, precision=["fp32", "bf16"], repeat=[0, 1, 2])
     steps_of = {name: [trial_id(trial) for trial in trials if trial["precision"] == name] for name in ("fp32", "bf16")}
     configuration = {"ladder_steps": [{"name": name, "trial_ids": ids} for name, ids in steps_of.items()]}
     directory = write_study(tmp_path / "results", configuration=configuration)
     for trial in trials:
         late = (trial["repeat"] + (trial["precision"] == "bf16")) % 2
-        write_trial(directory, record(trial), steps(trial, 0.1 * (1 + 0.04 * late)))
-    assert ladder(analyse(load(directory))) == "No step of the ladder gains more than its interval."
+        step_s = 0.1 * (1 + 0.04 * late) * (share if trial["precision"] == "bf16" else 1)
+        write_trial(directory, record(trial), steps(trial, step_s))
+    analysis = analyse(load(directory))
+    assert ladder(analysis) == "No step gains more than its interval."
+    lines = {line.key: line.text for line in ladder_lines(analysis)}
+    assert lines["ladder"].startswith(total)
+    assert lines["largest_step"] == "none gains more than its interval"
 
 
 def made(directory: Path, trials: list[dict[str, Any]], step_s: Any, **more: Any) -> ReportInputs:
