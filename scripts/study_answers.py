@@ -23,9 +23,7 @@ FOLDERS: Mapping[str, tuple[str, ...]] = {
     "forum-phases": ("forum-phases", "forum-phases-h200", "forum-phases-batch-256"),
     "hpml-lab4": ("hpml-lab4", "hpml-lab4-dp", "hpml-lab4-h200", "hpml-lab4-4gpu", "hpml-lab4-memory", "fifth-epoch"),
     "acceleration-ladder": ("acceleration-ladder", "acceleration-ladder-300", "acceleration-ladder-1gpu"),
-    "vgg-case-study": (
-        "vgg-case-study", "vgg-case-study-batches", "vgg-case-study-h200", "vgg-case-study-4gpu", "vgg-accuracy",
-    ),
+    "vgg-case-study": ("vgg-case-study", "vgg-case-study-h200", "vgg-case-study-4gpu", "vgg-accuracy"),
     "number-formats": ("number-formats",),
     "loader-grid": ("loader-grid", "loader-grid-128"),
     "storage-order": ("storage-order",),
@@ -33,7 +31,7 @@ FOLDERS: Mapping[str, tuple[str, ...]] = {
     "sharding": ("sharding",),
     "real-ranks": ("real-ranks",),
     "mlstm-scaling": ("mlstm-scaling", "mlstm-scaling-4gpu"),
-}  # fmt: skip
+}
 """Packed results per study, in the order in which they are asked; the first one that can answers a question."""
 
 FURTHER = {

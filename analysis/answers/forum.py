@@ -46,15 +46,17 @@ LEAST_FALL = 0.02
 
 
 def parts(inputs: ReportInputs) -> Reply | Missing:
-    """State load wait, transfer and processing of a batch on fewest and most ranks, for the model of the card."""
+    """State load wait, transfer and processing at the smallest and the largest batch, on fewest and on most ranks.
+
+    Of several models, it is about the one that leads the card.
+    """
     rows = inputs.configurations
     rows = rows[rows["phases_step_s"].notna()]
     if rows.empty:
         return Missing("no step was divided into phases")
     rows = preferred(_pinned(rows), "parallel", ("ddp", "none"))
     ahead = [inputs.configurations["model"].get(each.configuration) for each in inputs.headlines]
-    model = next((name for name in ahead if name in set(rows["model"])), rows["model"].iloc[0])
-    rows = rows[rows["model"] == model]
+    rows = preferred(rows, "model", [*ahead, rows["model"].iloc[0]])
     texts, numbers = [], {}
     for size in dict.fromkeys((rows["world_size"].min(), rows["world_size"].max())):
         at_size = rows[rows["world_size"] == size]
@@ -70,7 +72,7 @@ def parts(inputs: ReportInputs) -> Reply | Missing:
     first = rows.iloc[0]
     slowest_rank = " of the rank that waits longest" if rows["world_size"].max() > 1 else ""
     return Reply(
-        f"With {first['parallel']} and {model}, per step: {'; '.join(texts)}. "
+        f"With {first['parallel']} and {first['model']}, per step: {'; '.join(texts)}. "
         f"Loading is the wait for a batch{slowest_rank}, not the work of the loaders ({repeats(first['n'])}).",
         numbers,
     )

@@ -35,11 +35,12 @@ def ladder(analysis: Analysis) -> str | None:
     against: dict[Any, Any] = rows.set_index("step")["against"].to_dict()
     fastest = rows.iloc[int(speed_up.to_numpy().argmax())]
     text = NO_GAIN
-    if is_gain(rows[rows["step"] == step_ratios.idxmax()].iloc[0], "step_ratio"):
+    largest = rows[rows["step"] == step_ratios.idxmax()].iloc[0]
+    if is_gain(largest, "step_ratio"):
         text = (
             f"The ladder reaches a speed-up of {number(float(speed_up.max()), 2)}x over {rows['step'].iloc[0]} "
-            f"({fastest['step']}); the largest gain in one step is {step_ratios.idxmax()} "
-            f"({number(step_ratios.max(), 2)}x compared with {against[step_ratios.idxmax()]})"
+            f"({fastest['step']}); the largest gain in one step is {largest['step']} "
+            f"({number(largest['step_ratio'], 2)}x compared with {largest['against']})"
         )
     high = by_step["step_ratio_high"].astype(float).reindex(step_ratios.index)
     slower = step_ratios[(step_ratios.round(2) < 1) & ~(high >= 1)]  # single runs have no interval

@@ -55,6 +55,11 @@ def figure(
     return {"name": name, "value": value, "interval": interval, "unit": unit, "goal": goal, "holds": holds}
 
 
+def failure_line(error: Exception) -> str:
+    """Return why a part of a benchmark has no result, in one line."""
+    return f"failed: {(str(error) or type(error).__name__).splitlines()[0]}"
+
+
 def command() -> str:
     """Return the command line of this benchmark."""
     return shlex.join(

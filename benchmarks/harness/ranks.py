@@ -91,6 +91,9 @@ class Clock:
     def __init__(self, place: Place, seconds: float):
         self.place, self.ends_at = place, time.monotonic() + seconds
 
-    def left_s(self, size: int | None = None) -> float:
-        """Return the remaining seconds. Collective over the first `size` ranks (None: all)."""
-        return float(self.place.agreed(self.ends_at - time.monotonic(), size))
+    def fits(self, seconds: float, size: int | None = None) -> bool:
+        """Return True if so many seconds remain. Rank 0 decides, with its own value of `seconds`.
+
+        Collective over the first `size` ranks (None: all).
+        """
+        return bool(self.place.agreed(self.ends_at - time.monotonic() >= seconds, size))

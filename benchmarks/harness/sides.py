@@ -158,7 +158,7 @@ def abba(sides: dict[str, Side], place: Place, size: int, quadruples: int, clock
         probed_s = max(slowest_s(side, LEAST_STEPS) for side in sides.values()) / LEAST_STEPS
         blocks.steps = max(LEAST_STEPS, math.ceil(BLOCK_S / probed_s))
         for done in range(quadruples):
-            if done >= 2 and clock.left_s(size) < 4 * BLOCK_S:
+            if done >= 2 and not clock.fits(4 * BLOCK_S, size):
                 break
             for name in (*sides, *reversed(sides)):
                 blocks.rates[name].append(blocks.steps * sides[name].samples / slowest_s(sides[name], blocks.steps))

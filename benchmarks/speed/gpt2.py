@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from analysis.measure.hardware import PEAKS
-from benchmarks.harness.common import abba_ratio, figure, write_summary
+from benchmarks.harness.common import abba_ratio, failure_line, figure, write_summary
 from benchmarks.harness.levers import TOKEN_LEVERS, changes_of, levered
 from benchmarks.harness.ranks import Clock, Place, launch, options_of
 from benchmarks.harness.sides import BlockRates, Ours, Side, abba, bare, ours
@@ -97,7 +97,7 @@ def measure(place: Place, options: dict[str, Any]) -> None:
     for case in options["cases"].split(","):
         trial = trial_of(case, options)
         alike = [done.seconds for done in outcomes.values() if done.trial.execution == trial.execution]
-        if place.agreed(clock.left_s() < max(alike, default=0.0)):  # a rank that sat a case out does not know its time
+        if not clock.fits(max(alike, default=0.0)):
             outcomes[case] = Outcome(trial, reason="not run: out of time")
         elif place.rank < trial.world_size:
             begin_s = time.monotonic()
@@ -186,7 +186,7 @@ def noted(outcome: Outcome) -> Iterator[None]:
     except torch.OutOfMemoryError:
         outcome.reason = "does not fit in memory"
     except Exception as error:  # noqa: BLE001
-        outcome.reason = f"failed: {(str(error) or type(error).__name__).splitlines()[0]}"
+        outcome.reason = failure_line(error)
 
 
 def gathered(place: Place, trial: Trial, reason: str) -> list[str]:

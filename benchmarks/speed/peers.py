@@ -112,7 +112,7 @@ def measure(place: Place, peer: str, options: dict[str, Any]) -> None:
                 # neither timm's train.py nor Ray's prepare_model uses DDP on one GPU; on more, both use DDP's defaults
                 **{"parallel": "none"} if size == 1 else {"gradient_as_bucket_view": False},
             )
-            if clock.left_s() < longest_s:
+            if not clock.fits(longest_s):
                 skipped.append({**_what(trial), "reason": "not run: out of time"})
                 continue
             begin_s = time.monotonic()

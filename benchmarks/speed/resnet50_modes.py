@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness.common import figure, write_summary
+from benchmarks.harness.common import failure_line, figure, write_summary
 from benchmarks.harness.levers import LEVERS, STEM, UINT8, UINT8_WORKLOAD, compiler
 from benchmarks.harness.ranks import Clock, Place, launch, options_of
 from benchmarks.harness.sides import GRADIENT_TOLERANCE, BlockRates, Side, abba, bare, distance, gradient, ours
@@ -84,7 +84,7 @@ def measure(place: Place, options: dict[str, Any]) -> None:
         with ready(options["against"], place, options) as trial:
             other = (options["against"], Side(ours(trial, place).timed, trial.global_batch))
     for case in options["cases"].split(","):
-        if clock.left_s() < longest_s:
+        if not clock.fits(longest_s):
             reasons[case] = "not run: out of time"
             continue
         begin_s = time.monotonic()
@@ -120,7 +120,7 @@ def alternated(
     except torch.OutOfMemoryError:
         return blocks, None, "does not fit on one GPU" if options["alone"] else MEMORY
     except Exception as error:  # noqa: BLE001 - one mode that fails must not cost the others
-        return blocks, None, f"failed: {(str(error) or type(error).__name__).splitlines()[0]}"
+        return blocks, None, failure_line(error)
     return blocks, table, ""
 
 

@@ -94,7 +94,7 @@ def measure(place: Place, options: dict[str, Any]) -> None:
     references: dict[tuple[str, int], Any] = {}
     longest_s = 0.0
     for trial in cases(options, sorted(place.groups)):
-        if clock.left_s() < longest_s:
+        if not clock.fits(longest_s):
             samples.append({**what(trial), "reason": "not run: out of time"})
             continue
         begin_s = time.monotonic()

@@ -75,7 +75,7 @@ def measure(place: Place, options: dict[str, Any]) -> None:
     skipped: list[dict[str, Any]] = []
     longest_s = 0.0
     for name, trial in cases(options, sorted(place.groups)[1:]):
-        if clock.left_s() < longest_s:
+        if not clock.fits(longest_s):
             skipped.append({**what(name, trial), "reason": "not run: out of time"})
             continue
         begin_s = time.monotonic()

@@ -30,11 +30,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 import torch.distributed as dist
-from scipy import stats
 
-from benchmarks.harness.common import Interval, figure, write_summary
+from analysis.statistics import mean_interval
+from benchmarks.harness.common import failure_line, figure, write_summary
 from benchmarks.harness.levers import TOKEN_LEVERS, changes_of, levered
 from benchmarks.harness.ranks import Clock, Place, launch
 from study.capacity import count_gpus
@@ -123,8 +124,7 @@ def measure(place: Place, options: dict[str, Any]) -> None:
     outcomes: dict[str, Outcome] = {}
     for case in options["cases"].split(","):
         trial, outcome = trial_of(case, options), Outcome()
-        # rank 0 decides, because other ranks do not know the cases that they did not run
-        fits = place.agreed(clock.left_s() >= max((done.first_s for done in outcomes.values()), default=0.0))
+        fits = clock.fits(max((done.first_s for done in outcomes.values()), default=0.0))
         outcomes[case] = outcome
         if not fits:
             outcome.reason = "not run: out of time"
@@ -132,7 +132,7 @@ def measure(place: Place, options: dict[str, Any]) -> None:
             try:  # one case that fails must not cost the others
                 train_case(case, trial, place, options, clock, outcome)
             except Exception as error:  # noqa: BLE001
-                outcome.reason = f"failed: {(str(error) or type(error).__name__).splitlines()[0]}"
+                outcome.reason = failure_line(error)
             release_memory()
         if place.rank == 0:
             write(options["name"], outcomes)
@@ -172,7 +172,7 @@ def train_case(case: str, trial: Trial, place: Place, options: dict[str, Any], c
     with levered(levers_of(case)), rank_context(trial, setup) as context:
         model = context.strategy.wrap_model(context.workload.model, trial, group)
         for seed in range(options["seeds"]):
-            if clock.left_s(trial.world_size) < outcome.seed_s:
+            if not clock.fits(outcome.seed_s, trial.world_size):
                 outcome.reason = f"seeds from {seed} on not run: out of time"
                 break
             initialise(context, model, seed)
@@ -251,7 +251,7 @@ def comparison(name: str, outcome: Outcome, reference: Outcome) -> list[dict[str
     mine, theirs = outcome.finals(), reference.finals()
     differences = [mine[seed] - theirs[seed] for seed in seeds]
     limit = GOAL_SHARE * statistics.fmean(theirs[seed] for seed in seeds)
-    interval = mean_interval(differences)
+    interval = mean_interval(pd.Series(differences)) if len(seeds) > 1 else None
     holds = None if interval is None else -limit <= interval[0] and interval[1] <= limit
     goal = f"interval in [-{limit:.3g}, {limit:.3g}], {100 * GOAL_SHARE:g} % of the loss"
     pairs = [(np.array(outcome.curves[seed]), np.array(reference.curves[seed])) for seed in seeds]
@@ -263,14 +263,6 @@ def comparison(name: str, outcome: Outcome, reference: Outcome) -> list[dict[str
         figure(f"largest distance of smoothed losses, {name}", largest, None, "nats", "none", None),
         figure(f"largest distance of first losses, {name}", first, None, "nats", "none", None),
     ]
-
-
-def mean_interval(values: list[float]) -> Interval | None:
-    """Return the 95 % Student-t interval of the mean. None for a single value."""
-    if len(values) < 2:
-        return None
-    mean, half = np.mean(values), stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5
-    return float(mean - half), float(mean + half)
 
 
 def rows_of(case: str, outcome: Outcome) -> list[dict[str, Any]]:
