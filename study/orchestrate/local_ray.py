@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -32,6 +33,10 @@ TOO_BUSY = "The current node timed out during startup"
 
 MOST_STARTS = 3
 """times that a local Ray is started if the host is too busy for that limit"""
+
+PRELOAD = "RAY_preload_python_modules"
+PRELOADED = "ray.train.v2._internal.execution.controller"
+"""Ray's processes import it before they are needed: Ray Train's controller and workers then start within a second."""
 
 
 def set_environment() -> None:
@@ -79,6 +84,9 @@ def start_local(variables: Mapping[str, str], say: Callable[[str], None]) -> Any
     make_token()
     within = os.environ.get("RAY_TMPDIR")
     folder = Path(within) / "ray" if within else temporary_folder()  # as Ray chooses
+    variables = {PRELOAD: os.environ.get(PRELOAD, PRELOADED)} | dict(variables)
+    # this process needs Tune next, whose import takes 1 to 2 s; meanwhile it waits for Ray
+    threading.Thread(target=importlib.import_module, args=("ray.tune",), name="import", daemon=True).start()
     for number in range(1, MOST_STARTS + 1):
         try:
             with _temporary_files_of_servers(), variables_set(variables):

@@ -21,9 +21,10 @@ from study.orchestrate.failures import RankDeathError
 from study.orchestrate.processes.fork_server import OFFER, RANK_MODULES, start_forkserver
 from study.orchestrate.processes.guard import guard_this_process
 from study.orchestrate.processes.ranks import Place, calls_of_rank, host_rank
+from study.orchestrate.processes.trainer import backend_of, trainer_of
 from study.orchestrate.protocol import KeeperProxy
 from study.orchestrate.stuck import Calls
-from study.plan.placement import Layout, ProcessKind
+from study.plan.placement import Layout
 from trainables.scratch import own_temporary_folder, scratch_folder
 
 ANSWER_TIMEOUT_S = 5.0
@@ -159,10 +160,10 @@ def _fit(keeper: Any, name: str, layout: Layout) -> None:
     on_gpu = kind.device == "cuda"
     # Train saves a few files of its own per run, which nobody needs afterwards
     with scratch_folder("train") as storage, _name_deaths():
-        _trainer(kind)(
+        trainer_of(kind)(
             train_loop,
             train_loop_config={"keeper": keeper, "layout": layout, "name": name},
-            torch_config=_torch_config(kind),
+            torch_config=backend_of(kind),
             scaling_config=ScalingConfig(
                 num_workers=len(layout.node_ids),
                 use_gpu=on_gpu,
@@ -179,66 +180,6 @@ def _fit(keeper: Any, name: str, layout: Layout) -> None:
                 logging_config=LoggingConfig(log_level="WARNING"),
             ),
         ).fit()
-
-
-def _trainer(kind: ProcessKind) -> Any:
-    """Return Ray Train's class for a launch. Forked ranks cannot use Ray Data, so theirs starts nothing for it.
-
-    Ray 2.60 starts two actors per launch for data sets, and the launch waits for the first one.
-    """
-    from ray.train.torch import TorchTrainer
-
-    if not kind.forks_ranks:
-        return TorchTrainer
-    try:
-        from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
-        from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
-    except ImportError:  # another version of Ray
-        return TorchTrainer
-
-    class FixedRanks(FixedScalingPolicy):
-        """Requests nothing from an autoscaler: the ranks have their places, and a placement group holds them."""
-
-        def after_controller_start(self, train_run_context: Any) -> None:
-            pass
-
-        def _maybe_send_resource_request(self) -> None:
-            pass
-
-    class TrainerWithoutData(TorchTrainer):
-        def _initialize_and_run_controller(self, **controller: Any) -> Any:
-            used = [callback for callback in controller["callbacks"] if not isinstance(callback, DatasetsCallback)]
-            policy = FixedRanks(controller["scaling_policy"].scaling_config)
-            return super()._initialize_and_run_controller(**controller | {"callbacks": used, "scaling_policy": policy})
-
-    return TrainerWithoutData
-
-
-def _torch_config(kind: ProcessKind) -> Any:
-    """Return what Train's workers set up before `train_loop`."""
-    from ray.train.backend import Backend, BackendConfig
-
-    if not kind.forks_ranks:
-        from ray.train.torch import TorchConfig
-
-        return TorchConfig(backend="nccl" if kind.device == "cuda" else "gloo")
-
-    # the workers start processes, which import torch and connect; the workers themselves need not
-
-    class SharedDevices(Backend):
-        share_cuda_visible_devices = True
-
-    class NoProcessGroup(BackendConfig):
-        backend = "none"
-
-        @property
-        def backend_cls(self) -> type[Backend]:
-            return SharedDevices
-
-        def to_dict(self) -> dict[str, Any]:
-            return {}
-
-    return NoProcessGroup()
 
 
 @contextlib.contextmanager

@@ -184,6 +184,14 @@ def grid(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Observed
     return ObservedGrid(cluster, tmp_path_factory.mktemp("grid"))
 
 
+def test_controllers_and_workers_take_processes_that_ray_has_ready(grid: ObservedGrid) -> None:
+    """An actor with variables of its own would get a new process."""
+    job = ("job_id", "=", ray.get_runtime_context().get_job_id())
+    actors = list_actors(grid.address, filters=[job], limit=10_000, detail=True)
+    own = {actor.class_name.rpartition(".")[2]: actor.serialized_runtime_env for actor in actors}
+    assert (own["Controller"], own["RayTrainWorker"]) == ("{}", "{}")
+
+
 def test_tunes_result_grid_has_one_row_per_trial_with_throughput_and_every_phase(grid: ObservedGrid) -> None:
     frame = grid.frame
     assert sorted(frame["study_trial_id"]) == sorted(trial.trial_id for trial in grid.trials)

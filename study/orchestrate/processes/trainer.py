@@ -1,0 +1,93 @@
+"""Ray Train's trainer and backend for a launch. Those for forked ranks start nothing that such ranks do not use.
+
+Written for Ray 2.60. Another version that lacks a class uses Ray Train as it is, and takes seconds longer to start.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+
+from study.plan.placement import ProcessKind
+
+WARN_BLOCKING_GET = "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC"
+"""Ray Train switches this warning off in its controller."""
+
+
+def trainer_of(kind: ProcessKind) -> Any:
+    """Return Ray Train's class for a launch.
+
+    With forked ranks it starts nothing for Ray Data, which they cannot use: Ray starts two actors per launch for data
+    sets, and the launch waits for the first one. Nor do controller and workers have variables of their own, because Ray
+    would then start a new process for each of them, one after the other, instead of taking one that it has ready.
+    """
+    from ray.train.torch import TorchTrainer
+
+    if not kind.forks_ranks:
+        return TorchTrainer
+    try:
+        from ray.train.v2._internal import constants
+        from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
+        from ray.train.v2._internal.execution.controller import TrainController
+        from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
+    except ImportError:
+        return TorchTrainer
+    if not hasattr(constants, "ENV_VARS_TO_PROPAGATE"):
+        return TorchTrainer
+
+    class FixedRanks(FixedScalingPolicy):
+        """Requests nothing from an autoscaler: the ranks have their places, and a placement group holds them."""
+
+        def after_controller_start(self, train_run_context: Any) -> None:
+            pass
+
+        def _maybe_send_resource_request(self) -> None:
+            pass
+
+    class Controller(TrainController):
+        """Sets Train's variables in its process itself, and passes none to workers, which only fork ranks."""
+
+        def __init__(self, variables: Mapping[str, str], **options: Any):
+            os.environ.update(variables)
+            constants.ENV_VARS_TO_PROPAGATE = set()
+            super().__init__(**options)
+
+    class TrainerOfForkedRanks(TorchTrainer):
+        def _initialize_and_run_controller(self, **options: Any) -> Any:
+            options["callbacks"] = [each for each in options["callbacks"] if not isinstance(each, DatasetsCallback)]
+            options["scaling_policy"] = FixedRanks(options["scaling_policy"].scaling_config)
+            variables = {WARN_BLOCKING_GET: "0"} | constants.get_env_vars_to_propagate()
+            here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
+            controller = ray.remote(num_cpus=0, label_selector=here)(Controller).remote(variables, **options)
+            ray.get(controller.run.remote())
+            return ray.get(controller.get_result.remote())
+
+    return TrainerOfForkedRanks
+
+
+def backend_of(kind: ProcessKind) -> Any:
+    """Return what Ray Train sets up in its workers before their loop."""
+    from ray.train.backend import Backend, BackendConfig
+
+    if not kind.forks_ranks:
+        from ray.train.torch import TorchConfig
+
+        return TorchConfig(backend="nccl" if kind.device == "cuda" else "gloo")
+
+    # the workers start processes, which import torch and connect; the workers themselves need not
+
+    class SharedDevices(Backend):
+        share_cuda_visible_devices = True
+
+    class NoProcessGroup(BackendConfig):
+        backend = "none"
+
+        @property
+        def backend_cls(self) -> type[Backend]:
+            return SharedDevices
+
+        def to_dict(self) -> dict[str, Any]:
+            return {}
+
+    return NoProcessGroup()
