@@ -34,14 +34,20 @@ def ladder(analysis: Analysis) -> str | None:
     step_ratios = by_step["step_ratio"].astype(float).dropna()
     against: dict[Any, Any] = rows.set_index("step")["against"].to_dict()
     fastest = rows.iloc[int(speed_up.to_numpy().argmax())]
-    text = NO_GAIN
     largest = rows[rows["step"] == step_ratios.idxmax()].iloc[0]
+    total = (
+        f"The ladder reaches a speed-up of {number(float(speed_up.max()), 2)}x over {rows['step'].iloc[0]} "
+        f"({fastest['step']})"
+    )
+    largest_gain = (
+        f"the largest gain in one step is {largest['step']} "
+        f"({number(largest['step_ratio'], 2)}x compared with {largest['against']})"
+    )
+    text = NO_GAIN
     if is_gain(largest, "step_ratio"):
-        text = (
-            f"The ladder reaches a speed-up of {number(float(speed_up.max()), 2)}x over {rows['step'].iloc[0]} "
-            f"({fastest['step']}); the largest gain in one step is {largest['step']} "
-            f"({number(largest['step_ratio'], 2)}x compared with {largest['against']})"
-        )
+        text = f"{total}; {largest_gain}"
+    elif speed_up.max() > 1 and is_gain(fastest, "cumulative_ratio"):
+        text = f"{total}; {NO_GAIN[0].lower()}{NO_GAIN[1:]}"
     high = by_step["step_ratio_high"].astype(float).reindex(step_ratios.index)
     slower = step_ratios[(step_ratios.round(2) < 1) & ~(high >= 1)]  # single runs have no interval
     if slower.empty:

@@ -35,19 +35,34 @@ def test_ladder_states_total_speed_up_best_step_and_slower_steps(tmp_path: Path)
     assert comparisons(analysis) is None
 
 
-@pytest.mark.parametrize(("share", "total"), [(0.97, "not resolved: 1.0"), (1.01, "none is faster than “fp32”")])
-def test_a_ladder_without_a_resolved_gain_names_no_step(tmp_path: Path, share: float, total: str) -> None:
-    """The second step takes this share of the first; repeats differ by 4 % in turn."""
-    trials = grid(GPU, precision=["fp32", "bf16"], repeat=[0, 1, 2])
-    steps_of = {name: [trial_id(trial) for trial in trials if trial["precision"] == name] for name in ("fp32", "bf16")}
+@pytest.mark.parametrize(
+    ("names", "share", "summary", "total"),
+    [
+        (["fp32", "bf16"], 0.97, "No step gains", "not resolved: 1.0"),
+        (["fp32", "bf16"], 1.01, "No step gains", "none is faster than “fp32”"),
+        (
+            ["fp32", "tf32", "bf16"],
+            0.95,
+            "The ladder reaches a speed-up of 1.11x over fp32 (bf16); no step gains",
+            "1.11",
+        ),
+    ],
+)
+def test_a_ladder_whose_steps_have_no_resolved_gain_names_none(
+    tmp_path: Path, names: list[str], share: float, summary: str, total: str
+) -> None:
+    """Each step takes this share of the one before; repeats differ by 4 % in turn."""
+    trials = grid(GPU, precision=names, repeat=[0, 1, 2])
+    steps_of = {name: [trial_id(trial) for trial in trials if trial["precision"] == name] for name in names}
     configuration = {"ladder_steps": [{"name": name, "trial_ids": ids} for name, ids in steps_of.items()]}
     directory = write_study(tmp_path / "results", configuration=configuration)
     for trial in trials:
-        late = (trial["repeat"] + (trial["precision"] == "bf16")) % 2
-        step_s = 0.1 * (1 + 0.04 * late) * (share if trial["precision"] == "bf16" else 1)
-        write_trial(directory, record(trial), steps(trial, step_s))
+        number = names.index(trial["precision"])
+        late = (trial["repeat"] + number) % 2
+        write_trial(directory, record(trial), steps(trial, 0.1 * (1 + 0.04 * late) * share**number))
     analysis = analyse(load(directory))
-    assert ladder(analysis) == "No step gains more than its interval."
+    assert (text := ladder(analysis)) is not None and text.startswith(summary)
+    assert text.endswith("o step gains more than its interval.")
     lines = {line.key: line.text for line in ladder_lines(analysis)}
     assert lines["ladder"].startswith(total)
     assert lines["largest_step"] == "none gains more than its interval"
