@@ -63,8 +63,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 ORDER = (
     "own ray",
     "shared ray",
+    "faults of processes",
+    "faults of hosts",
     "test_ray_up.py",
-    "other faults",
     "test_safety.py",
     "test_faults.py",
     "committed studies",
@@ -77,8 +78,7 @@ ORDER = (
     "test_failing_scripts.py",
     "test_user_code.py",
 )
-"""Groups that start first, because they take longest. A process with a single test gets the next group as well, so the
-two groups of faults do not follow each other."""
+"""Groups that start first, because they take longest. A process with a single test gets the next group as well."""
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -15,6 +15,7 @@ from tests.support.system import HOSTS, needs
 pytestmark = [pytest.mark.timeout(1800), needs("libfaketime", *HOSTS)]
 
 ALWAYS = ("rank killed", "driver killed")
+OTHERS = [name for name in FAULTS if name not in ALWAYS]
 
 
 def survives(names: Sequence[str], repeats: int, command: Sequence[str] = COMMAND, **more: str) -> None:
@@ -28,6 +29,14 @@ def test_a_study_survives_a_killed_rank_and_a_killed_driver() -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.xdist_group("other faults")  # beside the test above, since both mostly wait
-def test_a_study_survives_every_other_fault_and_is_completed_by_the_same_command() -> None:
-    survives([name for name in FAULTS if name not in ALWAYS], repeats=12, command=SHORT_PAUSES)
+@pytest.mark.parametrize(
+    ("names", "repeats"),
+    [  # groups of their own, because these tests mostly wait
+        pytest.param(OTHERS[:3], 6, id="processes", marks=pytest.mark.xdist_group("faults of processes")),
+        pytest.param(OTHERS[3:], 7, id="hosts", marks=pytest.mark.xdist_group("faults of hosts")),
+    ],
+)
+def test_a_study_survives_every_other_fault_and_is_completed_by_the_same_command(
+    names: Sequence[str], repeats: int
+) -> None:
+    survives(names, repeats, SHORT_PAUSES)
