@@ -11,9 +11,9 @@ export PYTHONDONTWRITEBYTECODE :=
 RUN := .venv/installed-$(TORCH)-requirements.lock
 DEVELOP := .venv/installed-$(TORCH)-requirements-dev.lock
 
-# Four processes on two cores: tests that start Ray or hosts mostly wait. A process that dies ends the run: xdist would
+# Three processes on two cores: tests that start Ray or hosts mostly wait. A process that dies ends the run: xdist would
 # start another, and then wait for ever for tests of the first one's group.
-PYTEST := .venv/bin/python -m pytest -q -n 4 --dist loadgroup --no-loadscope-reorder --max-worker-restart=0
+PYTEST := .venv/bin/python -m pytest -q -n 3 --dist loadgroup --no-loadscope-reorder --max-worker-restart=0
 
 .PHONY: help study test test-system test-faults lint docs lock audit clean
 

@@ -48,6 +48,8 @@ def trainer_of(kind: ProcessKind) -> Any:
     class Controller(TrainController):
         """Sets Train's variables in its process itself, and passes none to workers, which only fork ranks."""
 
+        __qualname__ = TrainController.__qualname__  # its name in Ray's dashboard
+
         def __init__(self, variables: Mapping[str, str], **options: Any):
             os.environ.update(variables)
             constants.ENV_VARS_TO_PROPAGATE = set()
