@@ -313,6 +313,10 @@ def join(parts: list[str], last: str = "and") -> str:
     return f"{', '.join(parts[:-1])} {last} {parts[-1]}"
 
 
+def uncapitalised(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
+
+
 def held_bounds(checked: list[tuple[str, bool]]) -> str:
     """Return how many of the upper bounds of changes held, and which did not. checked: change, and whether it did."""
     failed = [change for change, held in checked if not held]

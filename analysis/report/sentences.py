@@ -23,6 +23,7 @@ from analysis.text import (
     number,
     part_of,
     percent,
+    uncapitalised,
     value_label,
 )
 from analysis.verdict.accuracy import points, wide_half_width
@@ -278,7 +279,7 @@ def actions(analysis: Analysis) -> list[str]:
     if slowed_traces(analysis):
         lines.append("Use a larger batch to see communication: the profiler slows the host too much in some trials.")
     findings = [finding for finding in analysis.findings if finding.name != "few_repeats" or not lines]
-    lines += [f"{_finding_label(finding)}: {_after_colon(finding.what_to_do)}" for finding in findings]
+    lines += [f"{_finding_label(finding)}: {uncapitalised(finding.what_to_do)}" for finding in findings]
     if not flagged_trials(analysis.measured).empty:
         lines.append(
             f"Read phases with care: measuring them costs more than {percent(AUDIT_BUDGET)} of a step in some trials. "
@@ -293,10 +294,6 @@ def actions(analysis: Analysis) -> list[str]:
     if len(lines) > MOST_ACTIONS:
         return [*lines[:MOST_ACTIONS], f"{len(lines) - MOST_ACTIONS} more are listed under “All caveats”."]
     return lines
-
-
-def _after_colon(sentence: str) -> str:
-    return sentence[:1].lower() + sentence[1:]
 
 
 def _finding_label(finding: Finding) -> str:

@@ -11,7 +11,17 @@ from analysis.compare.ladder import NO_GAIN, OURS, is_gain
 from analysis.compare.one_field import against_reference
 from analysis.read.schema import PHASES
 from analysis.study import Analysis, study_ranks
-from analysis.text import GIB, configuration_label, further_repeats, join, not_resolved, number, percent, value_label
+from analysis.text import (
+    GIB,
+    configuration_label,
+    further_repeats,
+    join,
+    not_resolved,
+    number,
+    percent,
+    uncapitalised,
+    value_label,
+)
 
 WORTH_A_WORD = 0.05
 """Share of a step below which loading and copying are not mentioned."""
@@ -47,7 +57,7 @@ def ladder(analysis: Analysis) -> str | None:
     if is_gain(largest, "step_ratio"):
         text = f"{total}; {largest_gain}"
     elif speed_up.max() > 1 and is_gain(fastest, "cumulative_ratio"):
-        text = f"{total}; {NO_GAIN[0].lower()}{NO_GAIN[1:]}"
+        text = f"{total}; {uncapitalised(NO_GAIN)}"
     high = by_step["step_ratio_high"].astype(float).reindex(step_ratios.index)
     slower = step_ratios[(step_ratios.round(2) < 1) & ~(high >= 1)]  # single runs have no interval
     if slower.empty:

@@ -34,10 +34,6 @@ TOO_BUSY = "The current node timed out during startup"
 MOST_STARTS = 3
 """times that a local Ray is started if the host is too busy for that limit"""
 
-PRELOAD = "RAY_preload_python_modules"
-PRELOADED = "ray.train.v2._internal.execution.controller"
-"""Ray's processes import it before they are needed: Ray Train's controller and workers then start within a second."""
-
 
 def set_environment() -> None:
     """Set variables that Ray reads when it is imported or started, unless the user has set them."""
@@ -50,6 +46,8 @@ def set_environment() -> None:
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "1")
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
     os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
+    # Ray's processes import it before they become the controller or workers of Ray Train, which then start sooner
+    os.environ.setdefault("RAY_preload_python_modules", "ray.train.v2._internal.execution.controller")
     # workers import this project, whatever the working directory of the command
     root = str(Path(__file__).resolve().parent.parent.parent)
     if root not in sys.path:
@@ -84,9 +82,7 @@ def start_local(variables: Mapping[str, str], say: Callable[[str], None]) -> Any
     make_token()
     within = os.environ.get("RAY_TMPDIR")
     folder = Path(within) / "ray" if within else temporary_folder()  # as Ray chooses
-    variables = {PRELOAD: os.environ.get(PRELOAD, PRELOADED)} | dict(variables)
-    # this process needs Tune next, whose import takes 1 to 2 s; meanwhile it waits for Ray
-    threading.Thread(target=importlib.import_module, args=("ray.tune",), name="import", daemon=True).start()
+    threading.Thread(target=_import_tune, name="import", daemon=True).start()
     for number in range(1, MOST_STARTS + 1):
         try:
             with _temporary_files_of_servers(), variables_set(variables):
@@ -97,6 +93,12 @@ def start_local(variables: Mapping[str, str], say: Callable[[str], None]) -> Any
             say("warning: Ray did not start within its limit, perhaps because this host is busy; it starts again")
             for session in folder.glob(f"session_*_{os.getpid()}"):
                 kill_session(str(session))
+
+
+def _import_tune() -> None:
+    """Import Ray Tune, which a run needs next, while this process waits for Ray. Errors are left to its own import."""
+    with suppress(ImportError):
+        importlib.import_module("ray.tune")
 
 
 def _started(folder: Path) -> Any:

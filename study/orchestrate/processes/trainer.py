@@ -29,11 +29,10 @@ def trainer_of(kind: ProcessKind) -> Any:
     try:
         from ray.train.v2._internal import constants
         from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
+        from ray.train.v2._internal.constants import get_env_vars_to_propagate
         from ray.train.v2._internal.execution.controller import TrainController
         from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
     except ImportError:
-        return TorchTrainer
-    if not hasattr(constants, "ENV_VARS_TO_PROPAGATE"):
         return TorchTrainer
 
     class FixedRanks(FixedScalingPolicy):
@@ -59,7 +58,7 @@ def trainer_of(kind: ProcessKind) -> Any:
         def _initialize_and_run_controller(self, **options: Any) -> Any:
             options["callbacks"] = [each for each in options["callbacks"] if not isinstance(each, DatasetsCallback)]
             options["scaling_policy"] = FixedRanks(options["scaling_policy"].scaling_config)
-            variables = {WARN_BLOCKING_GET: "0"} | constants.get_env_vars_to_propagate()
+            variables = {WARN_BLOCKING_GET: "0"} | get_env_vars_to_propagate()
             here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
             controller = ray.remote(num_cpus=0, label_selector=here)(Controller).remote(variables, **options)
             ray.get(controller.run.remote())
