@@ -39,7 +39,7 @@ class ModelFacts(Facts):
     sequence_length: int | None = None
     """default length of a sample. None: the trial's default"""
     carries_state: bool = False
-    """carries state from step to step, which replicas created for each step would lose"""
+    """carries state from step to step"""
     fits_cpu: bool = True
     """small enough to train on a CPU rank"""
     million_weights: float = 0.0

@@ -341,12 +341,6 @@ _INFEASIBLE: tuple[Rule, ...] = (
         "parallel {parallel!r} requires GPUs; on a CPU it would be one plain process",
     ),
     Rule(
-        ("parallel", "model"),
-        lambda trial: PARALLEL[trial.parallel].one_process and not trial.workload and MODELS[trial.model].carries_state,
-        "parallel {parallel!r} replicates the model at every step, which loses the state of model {model!r}; "
-        "use parallel 'ddp'",
-    ),
-    Rule(
         ("model", "device"),
         on_cpu("model", *names_with(MODELS, "fits_cpu", False)),
         "model {model!r} is too large to train on a CPU rank",

@@ -313,10 +313,11 @@ def mlstm_scaling(capacity: Capacity) -> Study:
             "batch_per_gpu": (256,),
             "interconnect": ("auto", "no_p2p", "socket"),
         }
-        # No DataParallel: it replicates the model at every step, which loses the state between sequences.
         cases: dict[str, dict[str, Any]] = {
             "16-bit all-reduce": {"parallel": "ddp_fp16"},
             "32-bit all-reduce": {"parallel": "ddp"},
+            # one process copies between its GPUs, so it says nothing about NCCL's paths
+            "threads of one process": {"parallel": "dp", "interconnect": "auto"},
         }
     else:
         base |= {"precision": "fp32", "parallel": "ddp_fp16", "sequence_length": 16, "warmup_steps": 2, "steps": 3}

@@ -67,6 +67,7 @@ QUESTIONS: Mapping[str, Mapping[str, str]] = {
         "mlstm.linear": "Is the scaling near-linear?",
         "mlstm.interconnects": "Which interconnect is the fastest, and by how much?",
         "mlstm.larger_model": "Does the larger model scale better on each interconnect, and why?",
+        "threads.gil": "Do threads of one process or one process per GPU launch faster (GIL)?",
         "mlstm.predicted": "How would it scale to 128 GPUs?",
     },
 }

@@ -429,13 +429,6 @@ def test_what_needs_an_optional_package_is_infeasible_without_it(
     assert reason is None if is_installed else fix in str(reason)
 
 
-def test_data_parallel_is_infeasible_for_models_that_carry_state() -> None:
-    fields = {"parallel": "dp", "device": "cuda"}
-    assert "'mlstm64'" in (unmet_requirement(Trial.model_construct(model="mlstm64", **fields)) or "")  # type: ignore[arg-type]
-    assert unmet_requirement(Trial.model_construct(model="transformer", **fields)) is None  # type: ignore[arg-type]
-    assert unmet_requirement(Trial.model_construct(model="mlstm64", workload="mine.py:build", **fields)) is None  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     "fields",
     [

@@ -78,12 +78,20 @@ class MultiplicativeLSTM(nn.Module):
         )
 
 
+class State(NamedTuple):
+    """h and c after the last step: fp32 [batch, units]."""
+
+    hidden: torch.Tensor
+    cell: torch.Tensor
+
+
 class Layer(nn.Module):
     """The mLSTM layer. During training it carries its state from batch to batch.
 
     Each rank has its own state. It is not registered as a buffer, because data-parallel wrappers broadcast buffers. It
     is fp32 regardless of autocast, and is allocated once and overwritten in place, so that CUDA graphs carry it too.
-    The weights belong to this module directly, so that FSDP gathers them for its forward pass.
+    The weights belong to this module directly, so that FSDP gathers them for its forward pass. DataParallel makes new
+    replicas of this module at every step. They share its attributes, so the state of each device is in a dict.
     """
 
     def __init__(self, width: int, units: int, batch: int) -> None:
@@ -95,8 +103,8 @@ class Layer(nn.Module):
         self.bias = nn.Parameter(torch.zeros(4 * units))
         for weight in (self.inputs, self.factor, self.gates):
             nn.init.uniform_(weight, -(weight.shape[1] ** -0.5), weight.shape[1] ** -0.5)  # as nn.Linear
-        self.hidden = torch.zeros(batch, units)
-        self.cell = torch.zeros(batch, units)
+        first = State(torch.zeros(batch, units), torch.zeros(batch, units))
+        self.states = {first.hidden.device: first}
         self.runs = _Runs()
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -105,31 +113,40 @@ class Layer(nn.Module):
         In training n must be the batch size given to the constructor; otherwise raises ValueError. In evaluation any n
         is allowed: every batch starts from zeros, and the training state is not changed.
         """
-        hidden, cell = self._first_state(inputs.shape[1])
+        state = self._state(inputs.device)
+        hidden, cell = self._first(state, inputs.shape[1])
         # the products with x do not depend on h, so those of all steps are computed at once
         projected = functional.linear(inputs, self.inputs, functional.pad(self.bias, (self.units, 0)))
         outputs, hidden, cell = _Recurrence.apply(projected, self.factor, self.gates, hidden, cell, self.runs)
         if self.training:
-            self.hidden.copy_(hidden)
-            self.cell.copy_(cell)
+            state.hidden.copy_(hidden)
+            state.cell.copy_(cell)
         return outputs
 
-    def _first_state(self, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _state(self, device: torch.device) -> "State":
+        """Return the state of this device, which is zero at first."""
+        if device not in self.states:  # threads of DataParallel add different keys
+            first = next(iter(self.states.values()))
+            self.states[device] = State(*(torch.zeros_like(values, device=device) for values in first))
+        return self.states[device]
+
+    def _first(self, state: "State", batch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return copies of h and c before the first step: fp32 [batch, units].
 
         Without copies, compiled code would save the state itself for its backward pass, after which the forward pass
         overwrites it.
         """
         if not self.training:
-            return self.hidden.new_zeros(batch, self.units), self.cell.new_zeros(batch, self.units)
-        if batch != len(self.hidden):
-            raise ValueError(f"the model carries the state of {len(self.hidden)} rows, got a batch of {batch}")
-        return self.hidden.clone(), self.cell.clone()
+            return state.hidden.new_zeros(batch, self.units), state.cell.new_zeros(batch, self.units)
+        if batch != len(state.hidden):
+            raise ValueError(f"the model carries the state of {len(state.hidden)} rows, got a batch of {batch}")
+        return state.hidden.clone(), state.cell.clone()
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         """Move the state together with the weights. `to`, `cuda` and similar methods call this."""
         super()._apply(fn, recurse)
-        self.hidden, self.cell = fn(self.hidden), fn(self.cell)
+        moved = [State(*map(fn, state)) for state in self.states.values()]
+        self.states = {state.hidden.device: state for state in moved}
         return self
 
 

@@ -15,7 +15,7 @@ from tests.support.trials import text_trial
 from trainables.build import build_workload
 from trainables.data.loader import endless_batches
 from trainables.measure.run import run
-from trainables.models.mlstm import COMPILED_STEPS, MultiplicativeLSTM
+from trainables.models.mlstm import COMPILED_STEPS, MultiplicativeLSTM, State
 from trainables.registry import IMAGE_MODELS, MODELS, TEXT_MODELS, load
 from trainables.step.context import RankSetup, build_context
 from trainables.step.step import training_step
@@ -147,6 +147,11 @@ def reference(model: MultiplicativeLSTM, row: torch.Tensor, state: Any) -> tuple
     return logits, (hidden, cell)
 
 
+def carried_state(model: MultiplicativeLSTM) -> State:
+    (state,) = model.layer.states.values()
+    return state
+
+
 def gradients(model: torch.nn.Module, loss: torch.Tensor) -> list[torch.Tensor]:
     return list(torch.autograd.grad(loss, list(model.parameters()), retain_graph=True))
 
@@ -165,8 +170,8 @@ def test_the_mlstm_follows_the_equations_of_the_paper() -> None:
         rows = [reference(model, row, state) for row, state in zip(tokens, states, strict=True)]
         expected = torch.stack([torch.stack(row_logits) for row_logits, _ in rows])
         torch.testing.assert_close(logits, expected, rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(model.layer.hidden, torch.stack([hidden for _, (hidden, _) in rows]))
-        torch.testing.assert_close(model.layer.cell, torch.stack([cell for _, (_, cell) in rows]))
+        torch.testing.assert_close(carried_state(model).hidden, torch.stack([hidden for _, (hidden, _) in rows]))
+        torch.testing.assert_close(carried_state(model).cell, torch.stack([cell for _, (_, cell) in rows]))
         of_model = gradients(model, (logits * weighting).sum())
         for ours, theirs in zip(of_model, gradients(model, (expected * weighting).sum()), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
@@ -184,22 +189,43 @@ def test_consecutive_batches_continue_the_text() -> None:
     model = MultiplicativeLSTM(256, units=16, batch=2)
     tokens = torch.randint(256, (2, 24), dtype=torch.uint8)
     parts = torch.cat([model(part) for part in tokens.split(8, dim=1)], dim=1)
-    carried = model.layer.hidden.clone()
-    model.layer.hidden.zero_()
-    model.layer.cell.zero_()
+    state = carried_state(model)
+    carried = state.hidden.clone()
+    state.hidden.zero_()
+    state.cell.zero_()
     torch.testing.assert_close(parts, model(tokens))
-    torch.testing.assert_close(carried, model.layer.hidden)
+    torch.testing.assert_close(carried, state.hidden)
 
 
 def test_the_carried_state_is_fp32_and_overwritten_in_place() -> None:
     model = MultiplicativeLSTM(256, units=16, batch=2)
-    places = model.layer.hidden.data_ptr(), model.layer.cell.data_ptr()
+    state = carried_state(model)
+    places = state.hidden.data_ptr(), state.cell.data_ptr()
     with torch.autocast("cpu", torch.bfloat16):
         model(torch.randint(256, (2, 8), dtype=torch.uint8))
-    assert (model.layer.hidden.data_ptr(), model.layer.cell.data_ptr()) == places, "a CUDA graph writes to fixed places"
-    assert model.layer.hidden.dtype == model.layer.cell.dtype == torch.float32
-    assert model.layer.hidden.any() and not model.layer.hidden.requires_grad
+    state = carried_state(model)
+    assert (state.hidden.data_ptr(), state.cell.data_ptr()) == places, "a CUDA graph writes to fixed places"
+    assert state.hidden.dtype == state.cell.dtype == torch.float32
+    assert state.hidden.any() and not state.hidden.requires_grad
     assert not list(model.buffers()), "a data-parallel wrapper would broadcast them"
+
+
+def test_the_replicas_of_every_step_continue_the_state_of_their_device() -> None:
+    """DataParallel makes them anew at each step. Here the second device is the meta device."""
+    layer = MultiplicativeLSTM(256, units=8, batch=2).layer
+
+    def replica_step(device: str) -> State:
+        replica = layer._replicate_for_data_parallel()
+        for name, parameter in layer.named_parameters():
+            setattr(replica, name, parameter.to(device))
+        replica(torch.ones(4, 2, 64, device=device))
+        return layer.states[torch.device(device)]
+
+    first, elsewhere = replica_step("cpu"), replica_step("meta")
+    after_one = first.hidden.clone()
+    assert after_one.any() and elsewhere.hidden.shape == (2, 8)
+    assert replica_step("cpu").hidden is first.hidden and replica_step("meta").hidden is elsewhere.hidden
+    assert not torch.equal(first.hidden, after_one), "the second step continues the first one"
 
 
 def test_a_compiled_mlstm_uses_the_state_before_its_batch() -> None:
@@ -235,11 +261,11 @@ def test_evaluation_starts_from_zeros_and_keeps_the_training_state() -> None:
     model = MultiplicativeLSTM(256, units=16, batch=2)
     tokens = torch.randint(256, (2, 8), dtype=torch.uint8)
     first = model(tokens)
-    carried = model.layer.hidden.clone()
+    carried = carried_state(model).hidden.clone()
     model.eval()
     torch.testing.assert_close(model(tokens), first)
     assert model(tokens[:1]).shape == (1, 8, 256)
-    assert torch.equal(model.layer.hidden, carried)
+    assert torch.equal(carried_state(model).hidden, carried)
 
 
 def test_a_batch_of_another_size_is_rejected() -> None:
@@ -259,9 +285,9 @@ def three_steps(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
         alone.load_state_dict(model.state_dict())
         alone(inputs)
         step((inputs, targets), no_mark)
-        torch.testing.assert_close(model.layer.hidden, alone.layer.hidden)
-        torch.testing.assert_close(model.layer.cell, alone.layer.cell)
-    return model.layer.hidden, torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        torch.testing.assert_close(carried_state(model).hidden, carried_state(alone).hidden)
+        torch.testing.assert_close(carried_state(model).cell, carried_state(alone).cell)
+    return carried_state(model).hidden, torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 def test_ddp_ranks_have_equal_weights_and_separate_states() -> None:
