@@ -165,7 +165,10 @@ class RankContext:
         inputs, _ = workload.select(part)
         if not isinstance(inputs, torch.Tensor):
             return None
-        return trial.accumulation_steps * step_flops(workload.blueprint, inputs, trial.model, trial.image_size)
+        replicas = len(self.devices)
+        of_replica = inputs[: len(inputs) // replicas]  # a model with a state has that many rows
+        of_each = step_flops(workload.blueprint, of_replica, trial.model, trial.image_size)
+        return trial.accumulation_steps * replicas * of_each
 
     def step_flops(self, part: Any, loss: Callable[[Any], torch.Tensor]) -> float | None:
         """Return the operations of one step of this rank: from the blueprint, or else from an extra step of the model.
@@ -194,7 +197,7 @@ class RankContext:
         if self.device.type != "cuda" or blueprint is None or trial.workload or trial.model not in SEQUENCE_MODELS:
             return {"causal_attention_flops": None, "recomputed_flops": None}
         tokens = torch.empty(trial.batch_per_gpu, trial.sequence_length, dtype=torch.int32, device="meta")
-        parts, kind = trial.accumulation_steps, trial.activation_checkpointing
+        parts, kind = trial.accumulation_steps * len(self.devices), trial.activation_checkpointing
         repeated = 0.0 if kind == "none" else recomputed_flops(blueprint, tokens, selective=kind == "selective")
         return {
             "causal_attention_flops": parts * causal_attention_flops(blueprint, tokens) or None,

@@ -1,5 +1,6 @@
 """Floating-point operations of a step, compared with counts by hand and from the literature."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -8,6 +9,7 @@ from torch import nn
 
 from trainables.models.mlp import mlp
 from trainables.registry import MODELS, SAMPLE_DATASETS, SEQUENCE_MODELS, load
+from trainables.step.context import RankSetup, rank_context
 from trainables.step.flops import counted_flops, step_flops
 from trainables.trial import Trial
 
@@ -25,6 +27,19 @@ def test_operations_of_resnet50_match_the_published_forward_pass() -> None:
     flops = step_flops(build, torch.zeros(2, 3, 224, 224), "resnet50", 224)
     first = 2 * 112 * 112 * 64 * 3 * 49  # the gradient with respect to the images is not computed
     assert flops == pytest.approx(2 * (3 * 2 * 4.089e9 - first), rel=1e-3)
+
+
+@pytest.mark.parametrize("model", ["mlstm64", "transformer_tiny"])
+def test_operations_of_data_parallel_are_those_of_all_its_replicas(model: str) -> None:
+    trial = Trial(model=model, dataset="text_sample", batch_per_gpu=2, sequence_length=8)
+    threads = Trial.model_construct(**trial.model_dump() | {"parallel": "dp", "world_size": 2})
+    with rank_context(trial, RankSetup(0, torch.device("cpu"))) as context:
+        on_one, on_two = (replace(context, trial=each, device=torch.device("cuda", 0)) for each in (trial, threads))
+        tokens = torch.zeros(4, 8, dtype=torch.uint8)
+        of_one, of_two = on_one.blueprint_flops((tokens[:2], None)), on_two.blueprint_flops((tokens, None))
+        assert of_one and of_two == 2 * of_one
+        attention = [each.parts_of_flops()["causal_attention_flops"] for each in (on_one, on_two)]
+        assert attention == [None, None] if model == "mlstm64" else attention[1] == 2 * attention[0]
 
 
 @pytest.mark.parametrize("name", MODELS)
