@@ -40,6 +40,7 @@ from study.arguments import (
     StorageFormat,
     StoredSize,
 )
+from study.bytecode import keep_bytecode
 from study.cli.process import OutputClosed, report_error, standard_streams, supervised
 from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, NO_CLUSTER, USAGE
 from study.help import COMPLETE_VARIABLE, MODULE, SHELL_COMMAND, SHELLS, completion_script, examples, version_line
@@ -360,6 +361,7 @@ def main(arguments: Sequence[str]) -> int:
     if COMPLETE_VARIABLE in os.environ:
         completion_init()
         app([], prog_name=SHELL_COMMAND, complete_var=COMPLETE_VARIABLE)  # ends the program
+    keep_bytecode()
     arguments = with_script_arguments(arguments)
     if refusal := refused_argument(arguments):
         print(f"error: {refusal}", file=sys.stderr)

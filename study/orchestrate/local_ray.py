@@ -1,19 +1,21 @@
 """Start a Ray on this host only, for one study: its folder, its token, and what Ray reads from the environment."""
 
 import atexit
-import importlib.util
+import importlib
 import logging
 import os
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from study.bytecode import keep_bytecode
 from study.capacity import count_cpus, count_gpus
 from study.orchestrate.discovery.address import ClusterError
+from study.orchestrate.processes.ray_init import started_sooner
 from study.orchestrate.processes.reaper import kill_session
 from study.store.redaction import token_path
 from trainables.scratch import (
@@ -34,10 +36,6 @@ TOO_BUSY = "The current node timed out during startup"
 MOST_STARTS = 3
 """times that a local Ray is started if the host is too busy for that limit"""
 
-READY_PROCESSES = 6
-"""processes that a study takes besides those of its GPUs: keeper, Ray Train's controller and two of its actors, and two
-of Tune"""
-
 
 def set_environment() -> None:
     """Set variables that Ray reads when it is imported or started, unless the user has set them."""
@@ -57,24 +55,6 @@ def set_environment() -> None:
     if root not in sys.path:
         sys.path.insert(0, root)
     keep_bytecode()
-
-
-def keep_bytecode(packages: Sequence[str] = ("ray", "torch")) -> None:
-    """Let the processes of Ray keep compiled modules if they would compile one of these packages at every start.
-
-    So it is after an installation without compilation, if Python may not write next to the modules. The imports of a
-    rank then take about twice as long (`benchmarks.cost.imports`). `study.scaling clean` removes the files.
-    """
-    for package in packages:
-        spec = importlib.util.find_spec(package)
-        if spec is None or spec.origin is None:
-            continue
-        cached = Path(importlib.util.cache_from_source(spec.origin))
-        if not cached.exists() and (sys.dont_write_bytecode or not os.access(Path(spec.origin).parent, os.W_OK)):
-            os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-            with suppress(OSError):  # then each process compiles, as before
-                os.environ.setdefault("PYTHONPYCACHEPREFIX", str(private_folder(user_folder() / "bytecode")))
-            return
 
 
 def start_local(variables: Mapping[str, str], say: Callable[[str], None]) -> Any:
@@ -108,7 +88,7 @@ def _import_tune() -> None:
 def _started(folder: Path) -> Any:
     import ray
 
-    with _few_processes_ready(), _dashboard_later() as wait_for_dashboard:
+    with started_sooner() as wait_for_dashboard:
         context = ray.init(
             address="local",
             num_cpus=count_cpus(),
@@ -126,67 +106,6 @@ def _started(folder: Path) -> Any:
         raise
     context.address_info["webui_url"] = url
     return context
-
-
-@contextmanager
-def _few_processes_ready() -> Iterator[None]:
-    """Let ray.init start as many processes ahead as a study uses, not one per CPU core.
-
-    The others would import Ray at the same time and delay these: on a host with 32 cores the first trial started 1.4 s
-    later (`benchmarks.cost.start`). Ray 2.60 has no option for it.
-    """
-    from ray._private import services
-
-    option, most = "--num_prestart_python_workers=", READY_PROCESSES + max(2, count_gpus())
-    start_process = services.start_ray_process
-
-    def start(command: Sequence[str], *arguments: Any, **options: Any) -> Any:
-        ready = f"{option}{min(count_cpus(), most)}"
-        command = [ready if str(word).startswith(option) else word for word in command]
-        return start_process(command, *arguments, **options)
-
-    services.start_ray_process = start
-    try:
-        yield
-    finally:
-        services.start_ray_process = start_process
-
-
-@contextmanager
-def _dashboard_later() -> Iterator[Callable[[], str | None]]:
-    """Let ray.init start the dashboard in a thread. Yields a function that waits for it and returns its address.
-
-    ray.init would wait for the dashboard before it starts the node, which does not need it. The function raises what
-    the start has raised.
-    """
-    from ray._private.node import Node
-
-    start_server = Node.start_api_server
-    started, nodes, errors = threading.Event(), [], []
-
-    def start(node: Any, **options: Any) -> None:
-        def serve() -> None:
-            try:
-                start_server(node, **options)
-            except Exception as error:  # Ray raises bare Exceptions
-                errors.append(error)
-            started.set()
-            threading.Event().wait()  # the kernel ends the dashboard together with the thread that started it
-
-        nodes.append(node)
-        threading.Thread(target=serve, name="dashboard", daemon=True).start()
-
-    def wait() -> str | None:
-        started.wait()
-        if errors:
-            raise errors[0]
-        return nodes[0].webui_url
-
-    Node.start_api_server = start
-    try:
-        yield wait
-    finally:
-        Node.start_api_server = start_server
 
 
 @contextmanager

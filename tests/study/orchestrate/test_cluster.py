@@ -2,7 +2,6 @@
 
 import json
 import os
-import py_compile
 import socket
 import subprocess
 import sys
@@ -17,10 +16,9 @@ from ray.cluster_utils import Cluster
 
 from study.orchestrate.cluster import connect
 from study.orchestrate.discovery.address import ClusterError
-from study.orchestrate.local_ray import keep_bytecode, make_token
+from study.orchestrate.local_ray import make_token
 from study.orchestrate.processes.watch import servers_of
 from tests.support.command import ROOT, Command, finished
-from trainables.scratch import VARIABLE
 
 pytestmark = pytest.mark.xdist_group("own ray")
 
@@ -85,29 +83,6 @@ def test_an_invalid_address_is_an_error_with_its_source_and_the_allowed_values(
     monkeypatch.setenv("RAY_ADDRESS", "there")
     with pytest.raises(ClusterError, match="^RAY_ADDRESS 'there' .*auto, local or HOST:PORT"), connect():
         pass
-
-
-def test_modules_that_each_process_would_compile_are_kept_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("compiled", "uncompiled"):
-        (tmp_path / f"{name}_module.py").write_text("")
-    py_compile.compile(str(tmp_path / "compiled_module.py"))
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "scratch"))
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    monkeypatch.setenv("PYTHONPYCACHEPREFIX", "")
-    monkeypatch.delenv("PYTHONPYCACHEPREFIX")
-    monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    keep_bytecode(["uncompiled_module"])
-    assert "PYTHONPYCACHEPREFIX" not in os.environ, "the first process that imports it writes it"
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    keep_bytecode(["compiled_module", "absent_module"])
-    assert "PYTHONPYCACHEPREFIX" not in os.environ
-    keep_bytecode(["compiled_module", "uncompiled_module"])
-    assert "PYTHONDONTWRITEBYTECODE" not in os.environ
-    subprocess.run([sys.executable, "-c", "import uncompiled_module"], cwd=tmp_path, check=True)
-    assert list((tmp_path / "scratch" / "bytecode").rglob("uncompiled_module.*.pyc"))
 
 
 def test_a_local_ray_leaves_no_temporary_file_outside_the_folder_of_studies() -> None:
