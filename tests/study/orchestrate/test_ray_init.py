@@ -48,7 +48,7 @@ def test_the_dashboard_starts_while_the_node_does(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Node, "start_api_server", slow_start)
     with started_sooner() as wait:
-        Node.start_api_server(node, port=8265)  # type: ignore[arg-type, call-arg]
+        Node.start_api_server(node, port=8265)
         assert not node.webui_url
     may_end.set()
     assert wait() == "127.0.0.1:8265"
