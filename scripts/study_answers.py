@@ -30,7 +30,7 @@ FOLDERS: Mapping[str, tuple[str, ...]] = {
     "averaging": ("averaging-4gpu", "averaging"),
     "sharding": ("sharding",),
     "real-ranks": ("real-ranks",),
-    "mlstm-scaling": ("mlstm-scaling", "mlstm-scaling-4gpu"),
+    "mlstm-scaling": ("mlstm-scaling", "mlstm-scaling-4gpu", "mlstm-threads"),
 }
 """Packed results per study, in the order in which they are asked; the first one that can answers a question."""
 

@@ -5,6 +5,7 @@ import math
 import pandas as pd
 
 from analysis.answers.reply import MS, Missing, Reply, highest, lowest, measured, points, repeats, share, size_of, times
+from analysis.answers.threads import THREADS
 from analysis.compare.scaling import WEAK
 from analysis.measure.configurations import throughput_estimates
 from analysis.predict.forecast import PredictionError, forecast
@@ -17,14 +18,20 @@ NEAR_LINEAR = 0.95
 
 
 def _rows(inputs: ReportInputs) -> pd.DataFrame:
-    """Return weak-scaling rows on most ranks, with model and interconnect, the fastest interconnect first."""
+    """Return weak-scaling rows on most ranks, the fastest interconnect first, with model, interconnect and `name`.
+
+    The name is the model, with the strategy if there are several. Threads of one process are another question.
+    """
     rows = inputs.scaling
     rows = rows[(rows["scaling"] == WEAK) & (rows["ideal"] > 1) & (rows["reference_world_size"] == 1)]
     rows = rows[rows["world_size"] == rows["world_size"].max()]
     fields = inputs.configurations.reindex(rows["configuration"])
     rows = rows.assign(**{name: fields[name].to_numpy() for name in ("model", "interconnect", "parallel")})
+    rows = rows[rows["parallel"] != THREADS]
     order = rows["interconnect"].map({"auto": 0, "no_p2p": 1, "socket": 2}).fillna(0)
-    return rows.assign(order=order).sort_values(["order", "model"], kind="stable")
+    several = rows["parallel"].nunique() > 1
+    name = rows["model"] + (" (" + rows["parallel"] + ")" if several else "")
+    return rows.assign(order=order, name=name).sort_values(["order", "model"], kind="stable")
 
 
 def linear(inputs: ReportInputs) -> Reply | Missing:
@@ -36,7 +43,7 @@ def linear(inputs: ReportInputs) -> Reply | Missing:
     least = lowest(rows, "efficiency")
     verdicts = [_verdict(row) for _, row in rows.iterrows()]
     listed = [
-        f"{verdict} for {row['model']}, {measured(row, 'speed_up', 2, unit='x')}"
+        f"{verdict} for {row['name']}, {measured(row, 'speed_up', 2, unit='x')}"
         for verdict, (_, row) in zip(verdicts, rows.iterrows(), strict=True)
     ]
     known = f"On {size_of(inputs, least)}: {join(listed)}.{_lost(inputs, least)}"
@@ -68,7 +75,7 @@ def interconnects(inputs: ReportInputs) -> Reply | Missing:
     rows = rows.assign(rate=rows["configuration"].map(rates).astype(float))
     texts: list[str] = []
     numbers: dict[str, float] = {}
-    for model, group in rows.groupby("model", sort=False):
+    for name, group in rows.groupby("name", sort=False):
         best = highest(group, "rate")
         ratios = _relative(inputs, group, int(best["configuration"]))
         labels = [field_value("interconnect", name) for name in ratios["interconnect"]]
@@ -78,11 +85,11 @@ def interconnects(inputs: ReportInputs) -> Reply | Missing:
         equal = [label for label, row in labelled if row["ratio_high"] >= 1.0]  # False without an interval
         others = [f"{label} {measured(row, 'ratio', 2, unit='x')}" for label, row in labelled]
         texts.append(
-            f"{model}: {fastest} reaches {rate}, not significantly more than {join(equal)}; {join(others)}"
+            f"{name}: {fastest} reaches {rate}, not significantly more than {join(equal)}; {join(others)}"
             if equal
-            else f"{model}: {fastest} is the fastest, {rate}; {join(others)}"
+            else f"{name}: {fastest} is the fastest, {rate}; {join(others)}"
         )
-        numbers |= {f"{model} {row['interconnect']}": row["rate"] / best["rate"] for _, row in group.iterrows()}
+        numbers |= {f"{name} {row['interconnect']}": row["rate"] / best["rate"] for _, row in group.iterrows()}
     slowest = lowest(rows, "efficiency")
     return Reply(f"{'. '.join(texts)}.{_lost(inputs, slowest)}", numbers, "communication")
 
@@ -104,7 +111,8 @@ def larger_model(inputs: ReportInputs) -> Reply | Missing:
     if rows["model"].nunique() < 2:
         return Missing("only one model ran on several ranks", "--model mlstm4096,mlstm8192")
     texts, numbers = [], {}
-    for name, group in rows.groupby("interconnect", sort=False):
+    several = rows["parallel"].nunique() > 1
+    for (interconnect, parallel), group in rows.groupby(["interconnect", "parallel"], sort=False):
         small, large = lowest(group, "bytes"), highest(group, "bytes")
         if small["model"] == large["model"]:
             continue
@@ -117,12 +125,13 @@ def larger_model(inputs: ReportInputs) -> Reply | Missing:
         if not abs(math.log(large["efficiency"] / small["efficiency"])) > math.hypot(*half_widths):  # or unknown
             verdict = f"{verdict}, but not significantly"
         growth = [_growth_text(_growth(inputs, row)) for row in (large, small)]
+        strategy = f" ({parallel})" if several else ""
         texts.append(
-            f"{field_value('interconnect', name)}: {verdict}, {points(large['efficiency'])} against "
+            f"{field_value('interconnect', interconnect)}{strategy}: {verdict}, {points(large['efficiency'])} against "
             f"{points(small['efficiency'])}; it computes {times(compute)} as long for {times(sent)} the "
             f"gradients, and its step {growth[0]}, the other's {growth[1]}"
         )
-        numbers[str(name)] = difference
+        numbers[f"{interconnect}{strategy}"] = difference
     if not texts:
         return Missing("no interconnect has both models", "--model mlstm4096,mlstm8192")
     return Reply(
@@ -147,9 +156,11 @@ def predicted(inputs: ReportInputs) -> Reply | Missing:
         return Missing("the host bounds every series, which says nothing about more ranks", "--batch-per-gpu 512")
     fields = {model.number: model.series.fields for model in inputs.models}
     texts, numbers = [], {}
+    several = len({fields[number].get("parallel") for number in rows["series"]}) > 1
     for _, row in rows.iterrows():
         series = fields[row["series"]]
-        name = f"{series.get('model')} over {series.get('interconnect') or 'auto'}"
+        strategy = f" ({series.get('parallel')})" if several else ""
+        name = f"{series.get('model')}{strategy} over {series.get('interconnect') or 'auto'}"
         texts.append(f"{name} {share(row, 'efficiency', 1, 'no interval')}")
         numbers[name] = float(row["efficiency"])
     caveats = "; ".join(dict.fromkeys(text for text in rows["caveat"].dropna() if text))
@@ -178,7 +189,7 @@ def _growth_text(growth_s: float) -> str:
 
 def _lost(inputs: ReportInputs, row: pd.Series) -> str:
     """Return the largest measured cause of a slowdown."""
-    step = f" The step of {row['model']} over {field_value('interconnect', row['interconnect'])}"
+    step = f" The step of {row['name']} over {field_value('interconnect', row['interconnect'])}"
     if row["efficiency_low"] <= 1.0 <= row["efficiency_high"]:  # False without an interval
         return f"{step} {_growth_text(_growth(inputs, row))}, which is not significant."
     causes = inputs.communication.slowdown

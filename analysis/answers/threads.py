@@ -36,6 +36,7 @@ def gil(inputs: ReportInputs) -> Reply | Missing:
     worst = highest(threads, "ratio")
     row = configurations.loc[worst["configuration"]]
     fields = [name for name in inputs.axes if name not in ("world_size", "parallel")]
+    label = configuration_label(row, fields, study_ranks(inputs))
     grows = threads["ratio"].median() > 1.1 * processes["ratio"].median()
     verdict = (
         "The GIL costs, because one interpreter launches the work of all GPUs in turn"
@@ -46,7 +47,7 @@ def gil(inputs: ReportInputs) -> Reply | Missing:
         f"{verdict}: on {size}, launching a step takes {span(threads['ratio'])} times as long as on one with threads "
         f"of one process ({THREADS}), and {span(processes['ratio'])} times with one process per GPU "
         f"({', '.join(dict.fromkeys(processes['parallel']))}). Largest growth: from {ms(worst['reference_s'])} to "
-        f"{ms(worst['configuration_s'])} ({configuration_label(row, fields, study_ranks(inputs))}).",
+        f"{ms(worst['configuration_s'])}{f' ({label})' if label else ''}.",
         {"threads": float(threads["ratio"].median()), "processes": float(processes["ratio"].median())},
         "gil" if grows else "none",
     )

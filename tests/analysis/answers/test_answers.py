@@ -246,6 +246,21 @@ def test_none_of_two_equal_interconnects_is_called_the_fastest(mlstm: dict[str, 
     assert "socket (emulated) 0.5" in text
 
 
+def test_strategies_are_compared_one_by_one_and_threads_are_another_question(tmp_path: Path) -> None:
+    base = GPU | {"dataset": "synthetic"}
+    axes: dict[str, Any] = {"model": ["mlstm4096", "mlstm8192"], "world_size": [1, 2], "repeat": range(2)}
+    trials = grid(base, parallel=["ddp_fp16", "ddp"], interconnect=["auto", "socket"], **axes)
+    trials += grid(base, parallel=["dp"], interconnect=["auto"], **axes)
+    found = answered(tmp_path / "results", "mlstm-scaling", trials, linear_law, predict_to=128)
+    names = [f"{model} ({parallel})" for model in axes["model"] for parallel in ("ddp_fp16", "ddp")]
+    assert set(found["interconnects"].numbers) == {f"{name} {link}" for name in names for link in ("auto", "socket")}
+    assert set(found["larger_model"].numbers) == {
+        f"{link} ({parallel})" for link in ("auto", "socket") for parallel in ("ddp_fp16", "ddp")
+    }
+    assert "(dp)" not in found["linear"].text and found["linear"].text.count("mlstm4096 (ddp") == 2
+    assert found["linear"].numbers["efficiency"] == pytest.approx(0.01 / 0.0101, rel=0.01)
+
+
 def test_many_gpus_are_labelled_as_predicted(mlstm: dict[str, Answer]) -> None:
     assert mlstm["predicted"].reason == "predicted"
     assert mlstm["predicted"].text.startswith("Predicted, not measured")
