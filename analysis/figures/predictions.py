@@ -31,7 +31,7 @@ from analysis.figures.style import (
     outer_labels,
     wrapped,
 )
-from analysis.predict.forecast import FORECAST_FACTORS, held_batch, is_resolved, ranks_per_node
+from analysis.predict.forecast import FORECAST_FACTORS, held_batch, ranks_per_node, reason_against
 from analysis.predict.inputs import ReportInputs
 from analysis.predict.model import ScalingModel, predict
 from analysis.predict.series import alike_but_for_timing
@@ -129,8 +129,8 @@ def prediction_fan(analysis: ReportInputs) -> Figure | None:
 
 
 def is_predicted(analysis: ReportInputs, model: ScalingModel) -> bool:
-    """Return False if the series is host-bound or its scaling is not resolved, so that nothing is predicted for it."""
-    return not model.series.host_bound and is_resolved(analysis, model.series)
+    """Return False if nothing is predicted for the series, see `analysis.predict.forecast.reason_against`."""
+    return reason_against(analysis, model.series) is None
 
 
 def _curves(analysis: ReportInputs, model: ScalingModel, largest: int) -> list[pd.DataFrame]:

@@ -20,7 +20,8 @@ from analysis.text import join, sizes_to_measure, value_label
 
 _STATED = re.compile(r"([0-9.]+(?:e-?[0-9]+)?):([0-9.]+(?:e-?[0-9]+)?)")
 
-HOST_BOUND, NO_SCALING, MEASURED = "host-bound", "scaling not resolved", "measured"
+HOST_BOUND, LOADING_BOUND = "host-bound", "loading-bound"
+NO_SCALING, MEASURED = "scaling not resolved", "measured"
 NETWORK, NOT_RESOLVED = "network not measured", "not resolved"
 """Caveats of a row. Those of the first line: no prediction. Those of the second line: no interval."""
 
@@ -67,7 +68,7 @@ def forecast(
     link = stated_link(interconnect)
     per_node = ranks_per_node(analysis)
     repeats = run_spreads(analysis)
-    reasons = {model.number: _reason_against(analysis, model.series) for model in models}
+    reasons = {model.number: reason_against(analysis, model.series) for model in models}
     rows = pd.concat(
         [
             _row(model, size, per_node, link, models, repeats, reasons[model.number])
@@ -165,10 +166,13 @@ def is_resolved(analysis: Analysis, series: ScalingSeries) -> bool:
     return not (analysis.scaling.loc[largest, "efficiency_more"] > 0).any()
 
 
-def _reason_against(analysis: Analysis, series: ScalingSeries) -> str | None:
+def reason_against(analysis: Analysis, series: ScalingSeries) -> str | None:
     """Return the caveat of a series that is not predicted, or None."""
     if series.host_bound:
         return HOST_BOUND
+    bounds = analysis.regions["bound"].reindex(series.points.loc[series.is_small, "configuration"])
+    if (bounds == "load").any():
+        return LOADING_BOUND
     return None if is_resolved(analysis, series) else NO_SCALING
 
 
@@ -260,6 +264,8 @@ def _notes(rows: pd.DataFrame, link: Link | None, per_node: int | None, ranks: t
     meanings = {
         HOST_BOUND: f"no prediction, because the host bounds the step on 1 or 2 {ranks[1]}. The step then says more "
         "about the host than about scaling. Fix: a larger batch, or a compiled or captured step.",
+        LOADING_BOUND: f"no prediction, because loading bounds the step on 1 or 2 {ranks[1]}. More {ranks[1]} share "
+        "the CPUs and the storage of a node. Fix: more --loader-workers, another --storage, or decoded data.",
         NO_SCALING: "no prediction, because the measured scaling is uncertain by more than a factor of 2. Fix: more "
         "repeats.",
         NETWORK: f"predicted as if all ranks were in one node, without an interval. The nodes hold {per_node} "

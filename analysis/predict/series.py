@@ -106,10 +106,14 @@ class ScalingSeries:
         return str(self.fields.get("interconnect") or "auto")
 
     @property
+    def is_small(self) -> pd.Series:
+        """True for the points on 1 or 2 ranks."""
+        return self.points["world_size"] <= 2
+
+    @property
     def host_bound(self) -> bool:
         """Return True if the host bounds the step on 1 or 2 ranks, so that the step tells little about the ranks."""
-        few = self.points["world_size"] <= 2
-        return any(value is True for value in self.points.loc[few, "host_bound"])
+        return any(value is True for value in self.points.loc[self.is_small, "host_bound"])
 
     @property
     def spreads_with_host(self) -> bool:

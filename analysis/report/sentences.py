@@ -10,7 +10,15 @@ from analysis.compare.bottleneck import WORDS, despite_compute, faster_compute, 
 from analysis.compare.causes import LEAST_LOST, visible_causes
 from analysis.compare.communication_cost import AUDIT_BUDGET, flagged_trials
 from analysis.compare.scaling import STRONG, WEAK
-from analysis.predict.forecast import FORECAST_FACTORS, HOST_BOUND, NETWORK, NO_SCALING, NOT_RESOLVED, forecast
+from analysis.predict.forecast import (
+    FORECAST_FACTORS,
+    HOST_BOUND,
+    LOADING_BOUND,
+    NETWORK,
+    NO_SCALING,
+    NOT_RESOLVED,
+    forecast,
+)
 from analysis.predict.inputs import ReportInputs
 from analysis.predict.next_trial import next_trial
 from analysis.read.environment import done_environments
@@ -50,6 +58,8 @@ _VISIBLE_GAIN = 1.005
 _CAVEATS = {
     HOST_BOUND: "No prediction for the card's configuration: the host bounds its step on 1 or 2 ranks, which says "
     "little about scaling. Use a larger batch, or a compiled or captured step.",
+    LOADING_BOUND: "No prediction for the card's configuration: loading bounds its step on 1 or 2 ranks, and more "
+    "ranks share the CPUs and the storage of a node. Use more loader workers or another storage.",
     NO_SCALING: "No prediction for the card's configuration: its measured scaling is uncertain by more than a factor "
     "of 2. Add repeats.",
     NETWORK: "Predicted as if all ranks were in one node, without an interval, because no network between nodes was "

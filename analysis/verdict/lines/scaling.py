@@ -9,7 +9,7 @@ import pandas as pd
 from analysis.compare.best import MAX_LISTED_WORKLOADS
 from analysis.compare.causes import LEAST_LOST, lost_ranks, visible_causes
 from analysis.compare.scaling import STRONG
-from analysis.predict.forecast import FORECAST_FACTORS, forecast, is_resolved, ranks_per_node
+from analysis.predict.forecast import FORECAST_FACTORS, NO_SCALING, forecast, ranks_per_node, reason_against
 from analysis.predict.inputs import ReportInputs
 from analysis.predict.series import ScalingSeries, series_of
 from analysis.study import Analysis, how_to_measure_scaling, study_ranks
@@ -224,10 +224,10 @@ def more_ranks(analysis: ReportInputs, subject: Subject) -> CardLine:
     )
     if series is None:
         return line(f"not predicted: {without_series(analysis, row)}")
-    if series.host_bound:
-        return line(f"not predicted: host-bound on 1 or 2 {several}")
-    if not is_resolved(analysis, series):
+    if (reason := reason_against(analysis, series)) == NO_SCALING:
         return line("not predicted: the measured scaling is not resolved; add repeats")
+    if reason:
+        return line(f"not predicted: {reason} on 1 or 2 {several}")
     sizes = [factor * series.sizes[-1] for factor in FORECAST_FACTORS]
     numbers = {model.number for model in analysis.models if _is_of(model.series, subject)}
     rows = forecast(analysis, sizes).rows

@@ -18,6 +18,7 @@ from analysis.predict.fit import Spread, pool
 from analysis.predict.forecast import (
     FORECAST_COLUMNS,
     HOST_BOUND,
+    LOADING_BOUND,
     MEASURED,
     NETWORK,
     NO_SCALING,
@@ -485,6 +486,23 @@ def host_bound(directory: Path, *sizes: int) -> ReportInputs:
         return ring_law(fields) | ratios
 
     return study(directory, law)
+
+
+def test_nothing_is_predicted_if_loading_bounds_one_or_two_gpus(tmp_path: Path) -> None:
+    def waits_for(*sizes: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
+        def law(fields: dict[str, Any]) -> dict[str, Any]:
+            waiting = {"shares": (0.5, 0.0, 0.15, 0.01, 0.3, 0.04)} if fields["world_size"] in sizes else {}
+            return ring_law(fields) | waiting
+
+        return law
+
+    two, four = study(tmp_path / "two", waits_for(2)), study(tmp_path / "four", waits_for(4))
+    forecasts = forecast(two, [4, 8])
+    assert set(forecasts.rows["caveat"]) == {LOADING_BOUND}
+    assert forecasts.rows["step_s"].isna().all()
+    assert any(note.startswith(f"{LOADING_BOUND}: ") for note in forecasts.notes)
+    assert prediction_fan(two) is None
+    assert forecast(four, [8]).rows["caveat"].isna().all()
 
 
 def test_nothing_is_predicted_if_the_host_bounds_one_or_two_gpus(tmp_path: Path) -> None:
