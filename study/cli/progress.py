@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from analysis.cause import cause
 from analysis.duration import duration
 from study.errors import lines_of
 from study.orchestrate.activity import GROUP_STARTING, Activity
-from study.orchestrate.protocol import Event, cause
+from study.orchestrate.protocol import Event
 from study.plan.estimate import Expected
 from study.plan.remaining import RemainingTime
 from study.plan.trials import varying_fields

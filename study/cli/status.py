@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from analysis.cause import cause
 from analysis.read.study_record import StudyRecord
 from study.errors import clipped, counted
-from study.orchestrate.protocol import cause
 from study.store.records import count_statuses
 
 if TYPE_CHECKING:
