@@ -23,6 +23,9 @@ SLOWER, FASTER, WITHIN_NOISE, UNKNOWN = "slower", "faster", "not significant", "
 
 REGRESSION, NO_REGRESSION, UNDECIDED = "regression", "no regression", "cannot be judged"
 
+OWN_CODE = ("workload", "script", "train_function")
+"""Fields of which one is set if a user's own code is trained."""
+
 BROKEN = ("failed", "timeout", "out_of_memory", "pruned")
 """Statuses of trials that ran without a result. Pruned ones would run out of memory."""
 
@@ -109,6 +112,8 @@ class Comparison:
 def compare(before: str | os.PathLike[str], after: str | os.PathLike[str], ignored: Collection[str] = ()) -> Comparison:
     """Compare two results folders; trials match if all fields except the repeat, and those in `ignored`, are equal.
 
+    Fields that have no effect in a trial are ignored too.
+
     A field that only one folder has takes, in the other, the default that the first folder's study.json states. Fields
     of kind machine, which describe where a trial ran, may differ if each folder has a single value. In a folder with
     several environments, the one with most done trials counts.
@@ -121,6 +126,7 @@ def compare(before: str | os.PathLike[str], after: str | os.PathLike[str], ignor
     if not (frames[0]["status"] == "done").any():
         raise ResultsError(f"{before}: nothing to compare: {nothing_timed(frames[0])}")
     assumed = _add_defaults(frames, [declared for _, declared, _ in sides], (before, after))
+    frames = [_with_effect(frame, [declared for _, declared, _ in sides]) for frame in frames]
     machine = {name for _, declared, _ in sides for name in declared.of_kind("machine")}
     fields = [name for name in trial_fields(frames[0]) if name != "repeat" and name not in ignored]
     apart = [name for name in fields if name in machine and all(f[name].nunique() == 1 for f in frames)]
@@ -209,6 +215,23 @@ def _add_defaults(frames: list[pd.DataFrame], declared: Sequence[Fields], folder
             frames[own] = frames[own].assign(**{name: value})
             lines.append(f"{side} has no field {name}; assumed for its trials: its default, {value!r}.")
     return tuple(lines)
+
+
+def _with_effect(frame: pd.DataFrame, declared: Sequence[Fields]) -> pd.DataFrame:
+    """Return the trials without values that have no effect, such as the length of texts for a model of images.
+
+    declared: the fields of both folders. A value counts only if both let it have an effect. A user's own code may read
+    any of them.
+    """
+    names = trial_fields(frame)
+    trials = frame[names].astype(object).where(frame[names].notna(), None).to_dict("records")
+    own_code = [any(trial.get(name) for name in OWN_CODE) for trial in trials]
+    effects = [
+        {*names} if own else set.intersection(*({*fields.with_effect(names, trial)} for fields in declared))
+        for trial, own in zip(trials, own_code, strict=True)
+    ]
+    masks = {name: pd.Series([name in effect for effect in effects], index=frame.index) for name in names}
+    return frame.assign(**{name: frame[name].where(mask) for name, mask in masks.items() if not mask.all()})
 
 
 def _ratios(rows: pd.DataFrame, common: Sequence[int]) -> pd.DataFrame:

@@ -102,27 +102,31 @@ def best_predicted(analysis: ReportInputs, rows: pd.DataFrame, goal: str) -> lis
                 label = configuration_label(fields, shown if goal == "cost" else shown[1:], ranks)
                 unit = "samples/s" if goal == "throughput" else f"samples per {ranks[0]}-hour"
                 caveat = f" [{row['caveat']}]" if isinstance(row["caveat"], str) else ""
+                measured = rows_with(analysis.configurations, dict(zip(names, kind, strict=True)))
+                if goal == "throughput":
+                    measured = measured[measured["world_size"] <= members["world_size"].iloc[0]]
                 predicted = [models[number] for number in members["series"].unique()]
-                faster = _measured_already(analysis, dict(zip(names, kind, strict=True)), goal, value.max(), predicted)
+                faster = _measured_already(analysis, measured, goal, value.max(), predicted)
                 sentences.append(f"{start}: {label}, {_amount(value.max())} {unit}{caveat}{faster}.")
     return sentences
 
 
 def _measured_already(
-    analysis: Analysis, workload: Mapping[str, Any], goal: str, value_predicted: float, predicted: Sequence[ScalingSeries]
+    analysis: Analysis, measured: pd.DataFrame, goal: str, best_value: float, predicted: Sequence[ScalingSeries]
 ) -> str:
-    """Return the best measured configuration of a workload, if it is better than the best predicted one; else "".
+    """Return the best of the measured configurations, if it is better than the best predicted one; else "".
 
-    It may be on fewer ranks: a configuration that the host bounds has no prediction for more. predicted: the series
-    that have one.
+    A configuration that the host bounds has no prediction for more ranks, but may be faster on the measured ones.
+    predicted: the series that have one.
     """
-    rows = without_emulated(rows_with(analysis.configurations, workload))
+    rows = without_emulated(measured)
     rows = rows[~(rows["throughput_samples_per_s_more"].astype(float) > 0)]
     scale = 3600 / rows["world_size"] if goal == "cost" else 1.0
     value = (rows["throughput_samples_per_s"].astype(float) * scale).dropna()
-    if value.empty or value.max() <= value_predicted:
+    if value.empty or value.max() <= best_value:
         return ""
     fields = {str(name): entry for name, entry in rows.loc[value.idxmax()].items()}
+    workload = analysis.fields.of_kind("workload")
     names = [name for name in _distinguishing_fields(analysis, fields) if name not in workload]
     label = configuration_label(fields, names, study_ranks(analysis))
     is_predicted = any(all(fields[name] == series.fields.get(name) for name in names[1:]) for series in predicted)

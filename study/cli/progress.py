@@ -189,9 +189,8 @@ class Progress:
         rate = event.summary.get("throughput_samples_per_s")
         label += f": {rate:,.{0 if rate >= MOST_WITH_DECIMALS else 2}f} samples/s" if rate is not None else ""
         self.ended.append(f"{event.status.replace('_', ' ')}: {label}")
+        self.failed += event.status in ("failed", "timeout")
         self._log(f"[{self._counts()}{self._times()}] {self.ended[-1]}")
-        if event.status in ("failed", "timeout"):
-            self.failed += 1
         if event.reason and event.status != "done" and cause(event.reason) not in self.causes:
             self.causes.add(cause(event.reason))
             log = f"; log: {event.log}" if event.log else ""

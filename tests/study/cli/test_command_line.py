@@ -930,6 +930,18 @@ def test_failures_of_one_cause_are_one_line(capsys: pytest.CaptureFixture[str], 
     assert " and 6 other trials: " in wrong_path
 
 
+def test_a_lost_connection_is_one_cause_whatever_its_port(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for port, trial in enumerate(trials_of("smoke"), 7552):
+        lost = f"RuntimeError: [/gloo/transport/tcp/pair.cc:{port}] Connection closed by peer [127.0.0.1]:{port}"
+        store.save(result(trial, "failed", reason=f"rank {port} on node host (0a1b2c3d) died: {lost}"))
+    assert main(["status", str(tmp_path)]) == 0
+    output = capsys.readouterr().out
+    assert len([line for line in output.splitlines() if line.startswith("failed: ")]) == 1
+    assert main(["show", str(tmp_path)]) == 0
+    assert "RuntimeError: Connection closed by peer HOST:PORT" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.usefixtures("no_figures")
 def test_report_writes_to_another_folder_from_the_results_alone(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
