@@ -1,4 +1,4 @@
-"""The cause of a failure without what differs between equal failures; without pandas, since the command line needs it."""
+"""The cause of a failure, without what differs between equal failures; without pandas, for the command line."""
 
 import re
 
