@@ -185,19 +185,20 @@ def improve(
 
 @_subcommand("status", _READ)
 def status(directory: LatestDirectory = None, json_: Json = False, debug: Debug = False) -> None:
-    """Show the state of a results folder: trial counts, failures with reason and log, remaining trials."""
+    """Show the state of a results folder: trial counts, the answer so far, failures with reason, remaining trials."""
     from study.cli import terminal as display
     from study.cli.inputs import results_folder
     from study.cli.progress import waiting
 
     folder = results_folder(directory)
     with waiting("reading results"):
-        from study.cli.status import status_of
+        from study.cli.status import card_so_far, status_of
 
         found = status_of(folder)
+        card = None if json_ else card_so_far(folder, found)
     if json_:
         return _print_json(found)
-    display.print_status(found)
+    display.print_status(found, card)
 
 
 @_subcommand("show", _READ)
