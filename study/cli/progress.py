@@ -14,7 +14,8 @@ from rich.text import Text
 
 from analysis.cause import cause
 from analysis.duration import duration
-from study.errors import lines_of
+from study.cli.inputs import results_folder
+from study.errors import fitted, lines_of
 from study.orchestrate.activity import GROUP_STARTING, Activity
 from study.orchestrate.protocol import Event
 from study.plan.estimate import Expected
@@ -68,6 +69,14 @@ def waiting(text: str, quiet: bool = False, console: Console | None = None) -> I
 
     with _live(console, render):
         yield
+
+
+@contextlib.contextmanager
+def reading(directory: str | None, quiet: bool, text: str = "reading results") -> Iterator[str]:
+    """Show `text` while a results folder is read, see `results_folder`. Yield its path."""
+    folder = results_folder(directory, quiet)
+    with waiting(text, quiet):
+        yield folder
 
 
 def _live(console: Console, render: Callable[[], Text]) -> Live:
@@ -195,7 +204,8 @@ class Progress:
             self.causes.add(cause(event.reason))
             log = f"; log: {event.log}" if event.log else ""
             kind = "error" if event.status in ("failed", "timeout") else "warning"
-            self.console.print(f"{kind}: {self.ended[-1]}: {lines_of(event.reason)}{log}", soft_wrap=True)
+            line = f"{kind}: {self.ended[-1]}: {lines_of(event.reason)}{log}"
+            self.console.print(fitted(line, self.console.width) if self.live.is_started else line, soft_wrap=True)
 
     def render(self) -> Text:
         """Return the live display: a bar with counts and times, the running trials, and those that ended last."""

@@ -41,7 +41,7 @@ def failure_lines(failures: Iterable[Mapping[str, Any]], length: int = 300) -> l
 
 
 def status_of(directory: str) -> dict[str, Any]:
-    """Return counts by status, failures, damaged trials, planned trials that have not run, and the report. Raises StoreError."""
+    """Return counts by status, failures, damaged trials, those that have not run, and the report. Raises StoreError."""
     from study.store.store import Store
 
     store = Store.at(directory)
