@@ -217,13 +217,14 @@ class Progress:
         running = [self._in_width(self._doing(trial_id)) for trial_id in list(self.running) if trial_id in self.running]
         if not running:
             running = [self._between_trials()]
-        lines = [f"▸ {line}" for line in running] + [f"  {line}" for line in self.ended[-SHOWN_ENDED:][::-1]]
+        ended = [self._in_width(line) for line in self.ended[-SHOWN_ENDED:][::-1]]
+        lines = [f"▸ {line}" for line in running] + [f"  {line}" for line in ended]
         return text.append("".join(f"\n{line}" for line in lines), style="not bold")
 
     def _in_width(self, line: str) -> str:
-        """Return a running trial; what it is doing is on a line of its own if it would be cut."""
-        label, colon, activity = line.rpartition(": ")
-        return f"{label}:\n    {activity}" if colon and len(f"▸ {line}") > self.console.width else line
+        """Return a line about a trial; what it is doing, or its result, is on a line of its own if it would be cut."""
+        label, colon, news = line.rpartition(": ")
+        return f"{label}:\n    {news}" if colon and len(f"▸ {line}") > self.console.width else line
 
     def _counts(self) -> str:
         failed = f", {self.failed} failed" if self.failed else ""
