@@ -125,7 +125,7 @@ def _measured_already(
     value = (rows["throughput_samples_per_s"].astype(float) * scale).dropna()
     if value.empty or value.max() <= best_value:
         return ""
-    fields = {str(name): entry for name, entry in rows.loc[value.idxmax()].items()}
+    fields = {str(name): entry for name, entry in rows.loc[value.index].iloc[int(value.argmax())].items()}
     workload = analysis.fields.of_kind("workload")
     names = [name for name in _distinguishing_fields(analysis, fields) if name not in workload]
     label = configuration_label(fields, names, study_ranks(analysis))

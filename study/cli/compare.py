@@ -358,7 +358,7 @@ def _listed(start: str, items: list[str]) -> list[str]:
 
 def _throughput_cells(comparison: Comparison) -> list[tuple[str, ...]]:
     """Return label, throughput in A and B, their ratio, and the verdict of each row."""
-    cells = []
+    cells: list[tuple[str, ...]] = []
     for _, row in comparison.rows.iterrows():
         a, b = (float(row[f"throughput_samples_per_s_{side}"]) for side in "ab")
         decimals = 0 if min(a, b) >= 100 else 2
@@ -369,7 +369,7 @@ def _throughput_cells(comparison: Comparison) -> list[tuple[str, ...]]:
 
 def _efficiency_cells(comparison: Comparison) -> list[tuple[str, ...]]:
     """Return label, scaling efficiency in A and B, their ratio, and the verdict of each row."""
-    cells = []
+    cells: list[tuple[str, ...]] = []
     for _, row in comparison.scaling.iterrows():
         ratio, low, high, more = (float(row[f"efficiency_{end}"]) for end in ("ratio", "low", "high", "more"))
         shares = (number(100 * float(row[f"efficiency_{side}"]), 1) for side in "ab")
