@@ -1,6 +1,9 @@
 """Exit codes, the error for wrong configurations, and helpers for one-line messages to users."""
 
 import reprlib
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable
 from typing import Any
 
@@ -44,6 +47,24 @@ def one_line(error: object) -> str:
 def lines_of(text: object) -> str:
     """Return a text for a terminal: its lines, without control characters, which could clear it or hide text."""
     return "\n".join(map(printable, str(text).splitlines()))
+
+
+def print_to_stderr(line: str) -> None:
+    """Print a message: in one line for a log, which people search, and fitted to a terminal."""
+    text = lines_of(line)
+    print(
+        fitted(text, shutil.get_terminal_size().columns) if sys.stderr.isatty() else text, file=sys.stderr, flush=True
+    )
+
+
+def fitted(text: str, width: int) -> str:
+    """Return the text wrapped between words. A command at its end has a line of its own, so that it can be copied."""
+    prose, start, rest = text.partition("python -m study.scaling")
+    filled = [
+        textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        for line in prose.splitlines()
+    ]
+    return "\n".join([*filled, *([f"  {start}{rest}"] if start else [])])
 
 
 def clipped(text: str, length: int = 400) -> str:

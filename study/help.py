@@ -1,10 +1,15 @@
 """What the command line says about itself: examples per command, its version, and completion for shells."""
 
+import contextlib
+import io
 import shlex
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from typer import Exit
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULE = "python -m study.scaling"
@@ -78,6 +83,37 @@ def examples(command: str) -> str:
     """Return the examples of a command as the epilog of its help; "" is the program itself."""
     lines = [f"  [dim]# {purpose}[/dim]\n  {f'{MODULE} {line}'.rstrip()}" for line, purpose in _EXAMPLES[command]]
     return "\n".join(["[bold]Examples:[/bold]", *lines])
+
+
+def answer_with(text: Callable[[Any], str]) -> Callable[[Any], None]:
+    """Return the callback of an option that prints a text and ends the program."""
+
+    def show(value: Any) -> None:
+        if value:
+            print(text(value))
+            raise Exit
+
+    return show
+
+
+def names_command(arguments: Sequence[str]) -> bool:
+    """Return False if `run` is left out."""
+    own_options = ("-h", "--help", "--version", "--completion")
+    return bool(arguments) and (not arguments[0].startswith("-") or arguments[0].split("=")[0] in own_options)
+
+
+@contextlib.contextmanager
+def trimmed(arguments: Sequence[str]) -> Iterator[None]:
+    """Print help that is not for a terminal without the blanks that fill its lines. Other output is left as it is."""
+    if sys.stdout.isatty() or not {"-h", "--help"} & {*arguments}:
+        yield
+        return
+    text = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(text):
+            yield
+    finally:
+        sys.stdout.writelines(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
 
 
 def version_line() -> str:

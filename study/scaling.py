@@ -42,8 +42,19 @@ from study.arguments import (
 )
 from study.bytecode import keep_bytecode
 from study.cli.process import OutputClosed, report_error, standard_streams, supervised
-from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, NO_CLUSTER, USAGE
-from study.help import COMPLETE_VARIABLE, MODULE, SHELL_COMMAND, SHELLS, completion_script, examples, version_line
+from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, NO_CLUSTER, USAGE, print_to_stderr
+from study.help import (
+    COMPLETE_VARIABLE,
+    MODULE,
+    SHELL_COMMAND,
+    SHELLS,
+    answer_with,
+    completion_script,
+    examples,
+    names_command,
+    trimmed,
+    version_line,
+)
 from study.options import Address, Debug, Json, Quiet, refused_argument, with_script_arguments, with_study_options
 
 app = typer.Typer(
@@ -72,7 +83,7 @@ def _subcommand(name: str, panel: str) -> Callable[..., Any]:
                 return function(*arguments, **options)
             except KeyboardInterrupt:  # typer would end without a word
                 resume = f"; resume with: {_command()}" if name in RESUMABLE else ""
-                print(f"warning: interrupted{resume}", file=sys.stderr)
+                print_to_stderr(f"warning: interrupted{resume}")
                 return INTERRUPTED
 
         return app.command(name, epilog=examples(name), rich_help_panel=panel)(interruptible)
@@ -80,18 +91,7 @@ def _subcommand(name: str, panel: str) -> Callable[..., Any]:
     return declare
 
 
-def _answer(text: Callable[[Any], str]) -> Callable[[Any], None]:
-    """Return the callback of an option that prints a text and ends the program."""
-
-    def show(value: Any) -> None:
-        if value:
-            print(text(value))
-            raise typer.Exit
-
-    return show
-
-
-_VERSION = _answer(lambda _: version_line())
+_VERSION = answer_with(lambda _: version_line())
 
 
 @app.callback()
@@ -106,7 +106,7 @@ def program(
             metavar="|".join(SHELLS),
             help=f'Show code for a shell that defines the command scaling-study, with completion: put eval "$({MODULE} '
             '--completion bash)" into ~/.bashrc.',
-            callback=_answer(completion_script),
+            callback=answer_with(completion_script),
             is_eager=True,
         ),
     ] = None,
@@ -115,7 +115,7 @@ def program(
 
 
 @_subcommand("list", _MEASURE)
-def list_studies(json_: Json = False) -> None:
+def list_studies(json_: Json = False, quiet: Quiet = False) -> None:
     """List the studies, the question that each answers, what it needs here, and how long it takes."""
     from study.capacity import local_capacity
     from study.cli.terminal import print_studies
@@ -185,31 +185,28 @@ def improve(
 
 
 @_subcommand("status", _READ)
-def status(directory: LatestDirectory = None, json_: Json = False, debug: Debug = False) -> None:
-    """Show the state of a results folder: trial counts, failures with reason and log, remaining trials."""
+def status(directory: LatestDirectory = None, json_: Json = False, quiet: Quiet = False, debug: Debug = False) -> None:
+    """Show the state of a results folder: trial counts, the answer so far, failures with reason, remaining trials."""
     from study.cli import terminal as display
-    from study.cli.inputs import results_folder
-    from study.cli.progress import waiting
+    from study.cli.progress import reading
 
-    folder = results_folder(directory)
-    with waiting("reading results"):
-        from study.cli.status import status_of
+    with reading(directory, quiet) as folder:
+        from study.cli.status import card_so_far, status_of
 
         found = status_of(folder)
+        card = None if json_ else card_so_far(folder, found)
     if json_:
         return _print_json(found)
-    display.print_status(found)
+    display.print_status(found, card)
 
 
 @_subcommand("show", _READ)
-def show(directory: LatestDirectory = None, json_: Json = False, debug: Debug = False) -> None:
+def show(directory: LatestDirectory = None, json_: Json = False, quiet: Quiet = False, debug: Debug = False) -> None:
     """Show the answer: does it scale, what is lost, what limits it, what to change, what would more GPUs bring."""
     from study.cli import terminal as display
-    from study.cli.inputs import results_folder
-    from study.cli.progress import waiting
+    from study.cli.progress import reading
 
-    folder = results_folder(directory)
-    with waiting("reading results"):
+    with reading(directory, quiet) as folder:
         from analysis.report.card import as_json, card_at
 
         card = card_at(folder)
@@ -219,19 +216,21 @@ def show(directory: LatestDirectory = None, json_: Json = False, debug: Debug = 
 
 
 @_subcommand("report", _READ)
-def report(directory: LatestDirectory = None, out: OutDirectory = None, debug: Debug = False) -> None:
+def report(
+    directory: LatestDirectory = None, out: OutDirectory = None, quiet: Quiet = False, debug: Debug = False
+) -> None:
     """Rewrite tables, figures and report from stored results."""
     from study.cli import terminal as display
-    from study.cli.inputs import results_folder
-    from study.cli.progress import waiting
+    from study.cli.progress import reading
 
-    folder = results_folder(directory)
-    with waiting("writing the report"):
+    with reading(directory, quiet, "writing the report") as folder:
         from analysis.report.report import write_report
 
         written = write_report(folder, out)
-    display.print_card(written.card)
-    print(f"\n{written.path}")
+    if not quiet:
+        display.print_card(written.card)
+        print()
+    print(written.path)
 
 
 @_subcommand("convert", _FILES)
@@ -265,15 +264,14 @@ def predict(
     laws: Laws = False,
     details: Details = False,
     json_: Json = False,
+    quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Predict step time, efficiency and cost for more GPUs than measured, with intervals and held-out error."""
     from study.cli import terminal as display
-    from study.cli.inputs import results_folder
-    from study.cli.progress import waiting
+    from study.cli.progress import reading
 
-    folder = results_folder(directory)
-    with waiting("fitting the laws"):
+    with reading(directory, quiet, "fitting the laws") as folder:
         from study.cli.predict import outlook
 
         found = outlook(folder, gpus, interconnect, price_per_gpu_hour, goal)
@@ -292,12 +290,13 @@ def compare(
     table: CompleteTable = False,
     format_: Format = "text",
     json_: Json = False,
+    quiet: Quiet = False,
     debug: Debug = False,
 ) -> int:
     """Compare the trials of two results folders: ratios with intervals, regressions first."""
     from study.cli.progress import waiting
 
-    with waiting("reading results"):
+    with waiting("reading results", quiet):
         from study.cli import compare as comparison
 
         gate = comparison.gate(fail_above, scaling, allow_missing, format_)
@@ -307,19 +306,25 @@ def compare(
 
 
 @_subcommand("pack", _FILES)
-def pack(directory: Directory, out: PackedInto = None, drop_traces: DropTraces = False, debug: Debug = False) -> None:
+def pack(
+    directory: Directory,
+    out: PackedInto = None,
+    drop_traces: DropTraces = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
     """Pack a results folder into at most seven files. All commands except run read them; unpack restores the folder."""
     from study.cli.inputs import existing_results
     from study.store.packing import pack as pack_folder
 
     packed = pack_folder(existing_results(directory), out, drop_traces=drop_traces)
-    if packed.left_out_line:
-        print(f"warning: {packed.left_out_line}", file=sys.stderr)
+    if packed.left_out_line and not quiet:
+        print_to_stderr(f"warning: {packed.left_out_line}")
     print(f"{packed.out}: {packed.trials} trials packed and verified")
 
 
 @_subcommand("unpack", _FILES)
-def unpack(directory: Directory, out: PackedInto = None, debug: Debug = False) -> None:
+def unpack(directory: Directory, out: PackedInto = None, quiet: Quiet = False, debug: Debug = False) -> None:
     """Restore the results folder, with a folder per trial, of which pack made a few files."""
     from study.cli.inputs import existing_results
     from study.store.packing import unpack as unpack_folder
@@ -329,7 +334,7 @@ def unpack(directory: Directory, out: PackedInto = None, debug: Debug = False) -
 
 
 @_subcommand("clean", _FILES)
-def clean(json_: Json = False, debug: Debug = False) -> None:
+def clean(json_: Json = False, quiet: Quiet = False, debug: Debug = False) -> None:
     """Remove your temporary files on this host that no running study needs: of Ray, of scripts, logs. No results."""
     from study.cli import terminal as display
     from trainables.scratch import clean as remove_unused
@@ -364,24 +369,19 @@ def main(arguments: Sequence[str]) -> int:
     keep_bytecode()
     arguments = with_script_arguments(arguments)
     if refusal := refused_argument(arguments):
-        print(f"error: {refusal}", file=sys.stderr)
+        print_to_stderr(f"error: {refusal}")
         return USAGE
     with standard_streams():
         try:
-            parsed = list(arguments) if _names_command(arguments) else ["run", *arguments]
-            exit_code = int(app(parsed, standalone_mode=False, prog_name=MODULE) or 0)
+            parsed = list(arguments) if names_command(arguments) else ["run", *arguments]
+            with trimmed(arguments):
+                exit_code = int(app(parsed, standalone_mode=False, prog_name=MODULE) or 0)
             sys.stdout.flush()
             return exit_code
         except OutputClosed as error:
             return error.exit_code
         except Exception as error:  # noqa: BLE001 - users see one line, not a traceback
             return report_error(error, arguments)
-
-
-def _names_command(arguments: Sequence[str]) -> bool:
-    """Return False if `run` is left out."""
-    own_options = ("-h", "--help", "--version", "--completion")
-    return bool(arguments) and (not arguments[0].startswith("-") or arguments[0].split("=")[0] in own_options)
 
 
 def _command() -> str:
@@ -394,5 +394,5 @@ def _print_json(value: Any) -> None:
 
 if __name__ == "__main__":
     own_arguments = sys.argv[1:]
-    command = own_arguments[0] if _names_command(own_arguments) else "run"
+    command = own_arguments[0] if names_command(own_arguments) else "run"
     sys.exit(supervised(main, own_arguments) if command in SUPERVISED else main(own_arguments))

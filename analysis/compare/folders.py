@@ -21,7 +21,13 @@ COMPARED_MEASURES = ("throughput_samples_per_s", "step_s", *PHASES)
 
 SLOWER, FASTER, WITHIN_NOISE, UNKNOWN = "slower", "faster", "not significant", "no interval"
 
+WORSE, BETTER = "scales worse", "scales better"
+"""Verdicts on scaling efficiency, instead of `SLOWER` and `FASTER`."""
+
 REGRESSION, NO_REGRESSION, UNDECIDED = "regression", "no regression", "cannot be judged"
+
+OWN_CODE = ("workload", "script", "train_function")
+"""Fields of which one is set if a user's own code is trained."""
 
 BROKEN = ("failed", "timeout", "out_of_memory", "pruned")
 """Statuses of trials that ran without a result. Pruned ones would run out of memory."""
@@ -59,7 +65,8 @@ class Comparison:
     scaling: one row per common configuration that ran on fewer ranks too, everything else equal: `label`, world_size,
     reference_world_size (the fewest), rate_ratio (throughput on the fewest ranks, b / a), efficiency_a, efficiency_b
     (throughput on N ranks / that on the fewest, per rank), and efficiency_ratio = b / a with efficiency_low,
-    efficiency_high and efficiency_more, as in `statistics.ratios_of_ratios`.
+    efficiency_high and efficiency_more, as in `statistics.ratios_of_ratios`; `verdict` on it. The largest loss comes
+    first, as in `rows`.
     """
 
     rows: pd.DataFrame
@@ -109,6 +116,8 @@ class Comparison:
 def compare(before: str | os.PathLike[str], after: str | os.PathLike[str], ignored: Collection[str] = ()) -> Comparison:
     """Compare two results folders; trials match if all fields except the repeat, and those in `ignored`, are equal.
 
+    Fields that have no effect in a trial are ignored too.
+
     A field that only one folder has takes, in the other, the default that the first folder's study.json states. Fields
     of kind machine, which describe where a trial ran, may differ if each folder has a single value. In a folder with
     several environments, the one with most done trials counts.
@@ -121,6 +130,7 @@ def compare(before: str | os.PathLike[str], after: str | os.PathLike[str], ignor
     if not (frames[0]["status"] == "done").any():
         raise ResultsError(f"{before}: nothing to compare: {nothing_timed(frames[0])}")
     assumed = _add_defaults(frames, [declared for _, declared, _ in sides], (before, after))
+    frames = [_with_effect(frame, [declared for _, declared, _ in sides]) for frame in frames]
     machine = {name for _, declared, _ in sides for name in declared.of_kind("machine")}
     fields = [name for name in trial_fields(frames[0]) if name != "repeat" and name not in ignored]
     apart = [name for name in fields if name in machine and all(f[name].nunique() == 1 for f in frames)]
@@ -150,12 +160,11 @@ def compare(before: str | os.PathLike[str], after: str | os.PathLike[str], ignor
     rows.insert(0, "label", [configuration_label(found.loc[i], axes, ranks) or "all trials" for i in rows.index])
     scaling = _scaling(both[both["status"] == "done"], found.loc[common], [name for name in keys if name not in LAYOUT])
     scaling.insert(0, "label", [configuration_label(found.loc[i], axes, ranks) or "all trials" for i in scaling.index])
-    order = rows["verdict"].eq(UNKNOWN).to_frame("last").assign(ratio=rows["throughput_samples_per_s_ratio"])
     of_b = both[(both["side"] == "b") & (both["status"] != "done")].groupby("configuration")
     failures = of_b[["status", "reason"]].first().assign(trials=of_b.size()).fillna({"reason": ""})
     done_frames = [frame[frame["status"] == "done"] for frame in frames]
     return Comparison(
-        rows.loc[order.sort_values(["last", "ratio"], kind="stable").index].reset_index(drop=True),
+        _in_order(rows, "throughput_samples_per_s_ratio"),
         axes,
         tuple(
             Failure(label, str(row["status"]), str(row["reason"]), int(row["trials"]))
@@ -171,7 +180,7 @@ def compare(before: str | os.PathLike[str], after: str | os.PathLike[str], ignor
             ]
         ),
         tuple(line for _, _, line in sides if line),
-        scaling.reset_index(drop=True),
+        _in_order(scaling, "efficiency_ratio"),
     )
 
 
@@ -209,6 +218,23 @@ def _add_defaults(frames: list[pd.DataFrame], declared: Sequence[Fields], folder
             frames[own] = frames[own].assign(**{name: value})
             lines.append(f"{side} has no field {name}; assumed for its trials: its default, {value!r}.")
     return tuple(lines)
+
+
+def _with_effect(frame: pd.DataFrame, declared: Sequence[Fields]) -> pd.DataFrame:
+    """Return the trials without values that have no effect, such as the length of texts for a model of images.
+
+    declared: the fields of both folders. A value counts only if both let it have an effect. A user's own code may read
+    any of them.
+    """
+    names = trial_fields(frame)
+    trials = frame[names].astype(object).where(frame[names].notna(), None).to_dict("records")
+    own_code = [any(trial.get(name) for name in OWN_CODE) for trial in trials]
+    effects = [
+        {*names} if own else set.intersection(*({*fields.with_effect(names, trial)} for fields in declared))
+        for trial, own in zip(trials, own_code, strict=True)
+    ]
+    masks = {name: pd.Series([name in effect for effect in effects], index=frame.index) for name in names}
+    return frame.assign(**{name: frame[name].where(mask) for name, mask in masks.items() if not mask.all()})
 
 
 def _ratios(rows: pd.DataFrame, common: Sequence[int]) -> pd.DataFrame:
@@ -252,6 +278,7 @@ def _scaling(rows: pd.DataFrame, configurations: pd.DataFrame, keys: list[str]) 
     a, b = a.loc[fewest.index], b.loc[fewest.index]
     sizes, reference_sizes = world_size.loc[fewest.index], world_size.loc[fewest].set_axis(fewest.index)
     share = reference_sizes / sizes
+    ratio = ratios_of_ratios((b, reference_b), (a, reference_a)).add_prefix("efficiency_")
     return pd.DataFrame(
         {
             "world_size": sizes,
@@ -259,14 +286,24 @@ def _scaling(rows: pd.DataFrame, configurations: pd.DataFrame, keys: list[str]) 
             "rate_ratio": reference_b["value"] / reference_a["value"],
             "efficiency_a": a["value"] / reference_a["value"] * share,
             "efficiency_b": b["value"] / reference_b["value"] * share,
+            "verdict": pd.Series(
+                [_verdict(row, "efficiency_", WORSE, BETTER) for _, row in ratio.iterrows()], ratio.index, dtype=object
+            ),
         }
-    ).join(ratios_of_ratios((b, reference_b), (a, reference_a)).add_prefix("efficiency_"))
+    ).join(ratio)
 
 
-def _verdict(ratio: pd.Series) -> str:
-    if pd.isna(ratio["low"]):
+def _verdict(ratio: pd.Series, of: str = "", loss: str = SLOWER, gain: str = FASTER) -> str:
+    """Return the verdict on a ratio, of which the columns start with `of`."""
+    if pd.isna(ratio[f"{of}low"]):
         return UNKNOWN
-    return SLOWER if ratio["high"] < 1 else FASTER if ratio["low"] > 1 else WITHIN_NOISE
+    return loss if ratio[f"{of}high"] < 1 else gain if ratio[f"{of}low"] > 1 else WITHIN_NOISE
+
+
+def _in_order(rows: pd.DataFrame, ratio: str) -> pd.DataFrame:
+    """Return the rows, the largest loss first, and those without an interval last."""
+    order = rows["verdict"].eq(UNKNOWN).to_frame("last").assign(ratio=rows[ratio])
+    return rows.loc[order.sort_values(["last", "ratio"], kind="stable").index].reset_index(drop=True)
 
 
 def _environment(frames: list[pd.DataFrame]) -> list[tuple[str, str, str]]:

@@ -1,16 +1,17 @@
 """Sentences on what to run next, and on the best configuration for a goal."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from analysis.compare.best import MAX_LISTED_WORKLOADS, BestConfiguration, best_configurations
+from analysis.compare.best import MAX_LISTED_WORKLOADS, BestConfiguration, best_configurations, without_emulated
 from analysis.duration import duration
 from analysis.measure.configurations import rows_with, units_per_s
 from analysis.predict.inputs import ReportInputs
 from analysis.predict.next_trial import LEAST_GAIN, NARROWER, NextTrial, next_trial
+from analysis.predict.series import ScalingSeries
 from analysis.read.study_record import GOALS
 from analysis.study import Analysis, study_ranks
 from analysis.text import configuration_label, not_resolved, number, percent, significance, value_label, with_interval
@@ -101,8 +102,35 @@ def best_predicted(analysis: ReportInputs, rows: pd.DataFrame, goal: str) -> lis
                 label = configuration_label(fields, shown if goal == "cost" else shown[1:], ranks)
                 unit = "samples/s" if goal == "throughput" else f"samples per {ranks[0]}-hour"
                 caveat = f" [{row['caveat']}]" if isinstance(row["caveat"], str) else ""
-                sentences.append(f"{start}: {label}, {_amount(value.max())} {unit}{caveat}.")
+                measured = rows_with(analysis.configurations, dict(zip(names, kind, strict=True)))
+                if goal == "throughput":
+                    measured = measured[measured["world_size"] <= members["world_size"].iloc[0]]
+                predicted = [models[number] for number in members["series"].unique()]
+                faster = _measured_already(analysis, measured, goal, value.max(), predicted)
+                sentences.append(f"{start}: {label}, {_amount(value.max())} {unit}{caveat}{faster}.")
     return sentences
+
+
+def _measured_already(
+    analysis: Analysis, measured: pd.DataFrame, goal: str, best_value: float, predicted: Sequence[ScalingSeries]
+) -> str:
+    """Return the best of the measured configurations, if it is better than the best predicted one; else "".
+
+    A configuration that the host bounds has no prediction for more ranks, but may be faster on the measured ones.
+    predicted: the series that have one.
+    """
+    rows = without_emulated(measured)
+    rows = rows[~(rows["throughput_samples_per_s_more"].astype(float) > 0)]
+    scale = 3600 / rows["world_size"] if goal == "cost" else 1.0
+    value = (rows["throughput_samples_per_s"].astype(float) * scale).dropna()
+    if value.empty or value.max() <= best_value:
+        return ""
+    fields = {str(name): entry for name, entry in rows.loc[value.index].iloc[int(value.argmax())].items()}
+    workload = analysis.fields.of_kind("workload")
+    names = [name for name in _distinguishing_fields(analysis, fields) if name not in workload]
+    label = configuration_label(fields, names, study_ranks(analysis))
+    is_predicted = any(all(fields[name] == series.fields.get(name) for name in names[1:]) for series in predicted)
+    return f"; measured already: {_amount(value.max())} with {label}{'' if is_predicted else ', not predicted'}"
 
 
 def _best_of_workload(analysis: Analysis, goal: str, scale: pd.Series, workload: BestConfiguration) -> str:

@@ -1,25 +1,21 @@
 """The most frequent reasons why trials have no result, as one short text."""
 
-import re
-
 import pandas as pd
 
+from analysis.cause import cause
 from analysis.read.schema import TOO_LARGE
 
 MOST_REASONS, LONGEST_REASON = 3, 60
 """Number of reasons that are listed, and the maximum characters of one, where space is short."""
 
-_RANK = re.compile(r"^rank \d+( on node [^:]*)?: ")
-"""Start of a reason that names the rank; ranks fail for the same reason."""
-
 
 def common_reasons(trials: pd.DataFrame, most: int = MOST_REASONS, longest: int = LONGEST_REASON) -> str:
     """Return `A (3); B (1); 2 more reasons`, the most frequent first; a single reason has no count.
 
-    trials: those without a result. Of a reason, the first line counts, without the rank.
+    trials: those without a result. Of a reason, the first line counts, see `cause`.
     """
     memory = trials["status"].isin(TOO_LARGE)
-    reasons = trials["reason"].fillna("unknown reason").astype(str).str.replace(_RANK, "", regex=True)
+    reasons = trials["reason"].fillna("unknown reason").astype(str).map(cause)
     counts = reasons.mask(memory, "out of memory").map(lambda reason: _cut(reason, longest)).value_counts()
     listed = [f"{reason} ({count})" if len(counts) > 1 else str(reason) for reason, count in counts.head(most).items()]
     if more := len(counts) - len(listed):

@@ -28,7 +28,7 @@ from scripts.claims.sources import (
     unit_number,
     yes_no,
 )
-from study.cli.compare import REFERENCES
+from study.references import REFERENCES
 
 COMPLETED = "the same command completes exactly the planned trials: survived"
 LINKS = {"unlimited": "unlimited", "1 Gbit/s = 125 MB/s": "1gbit", "200 Mbit/s = 25 MB/s": "200mbit"}

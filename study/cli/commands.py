@@ -25,7 +25,7 @@ from study.cli.prepared import (
 from study.cli.process import interrupt, on_ending_signals
 from study.cli.progress import run_shown, waiting
 from study.cli.status import failure_lines, failure_of
-from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, NOT_WRITTEN, SOME_FAILED, lines_of
+from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, NOT_WRITTEN, SOME_FAILED, print_to_stderr
 from study.options import explicit_options
 from study.orchestrate.cluster import Cluster, connect, find_cluster, has_lost_servers
 from study.orchestrate.discovery.address import Target, is_local
@@ -383,10 +383,6 @@ def _finish(prepared: PreparedStudy, store: "Store", interrupted: bool, quiet: b
         print_to_stderr(f"error: {line}")
     print(report.path)
     return SOME_FAILED if {"failed", "timeout", "missing"} & set(counts) else DONE
-
-
-def print_to_stderr(line: str) -> None:
-    print(lines_of(line), file=sys.stderr, flush=True)
 
 
 def _check_workload(configuration: Configuration, quiet: bool) -> None:

@@ -2,15 +2,14 @@
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from rich.table import Table
 
 from analysis.compare.folders import (
+    BETTER,
     COMPARED_MEASURES,
     FASTER,
     NO_REGRESSION,
@@ -18,6 +17,7 @@ from analysis.compare.folders import (
     SLOWER,
     UNDECIDED,
     UNKNOWN,
+    WORSE,
     Comparison,
     NothingInCommon,
     compare,
@@ -27,6 +27,7 @@ from analysis.text import number, percent, with_interval
 from study.cli.inputs import existing_results
 from study.cli.terminal import print_summary, print_table, print_wrapped
 from study.errors import DOES_NOT_FIT, DONE, SOME_FAILED, ConfigurationError, counted, shown
+from study.references import REFERENCES, RESULTS, WINDOWS
 
 _PART_HEADERS = {
     "step_s": "step",
@@ -37,44 +38,12 @@ _PART_HEADERS = {
     "backward_s": "backward",
     "optimizer_s": "optim.",
 }
+_THROUGHPUT_HEADERS = ("configuration", "A samples/s", "B samples/s", "B / A [95 %]", "result")
+_EFFICIENCY_HEADERS = ("configuration", "A (%)", "B (%)", "B / A [95 %]", "result")
+_EFFICIENCY_NOTE = "A (%), B (%): scaling efficiency, the throughput per rank relative to that on the fewest ranks."
 _RATIO = "throughput_samples_per_s_ratio"
 _LOW, _HIGH, _MORE = (f"throughput_samples_per_s_{end}" for end in ("low", "high", "more"))
 _MAX_LISTED, _MAX_ROWS = 10, 8
-
-_RESULTS = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "results"
-
-
-@dataclass(frozen=True)
-class Reference:
-    """Committed results of GPUs. folder: below benchmarks/results. command: measures the same on another machine."""
-
-    folder: str
-    command: str
-
-
-_SYNTHETIC = "--set dataset=synthetic --set image_size=224"
-_LAYOUT = "--set memory_format=channels_last --set gradient_as_bucket_view=false --set sequence_length=128"
-REFERENCES: Mapping[str, Reference] = {
-    "gpt2-124m_4xh100_2026-11": Reference(
-        "gpt2-scaling", "run gpt2-scaling --gpus 1,2,4 --case 'weak, 8' --case 'weak, 64' --case strong"
-    ),
-    "resnet50-transformer_2xh100_2026-11": Reference("default-2gpu", "run default --gpus 1,2"),
-    "resnet50_4xh100_2026-11": Reference("default-resnet50-4gpu", "run default --model resnet50 --gpus 1,2,4"),
-    "resnet50-vgg19_4xh200_2026-11": Reference(
-        "communication",
-        "run weak --gpus 1,2,4 --batch-per-gpu 32,256 --model resnet50,vgg19 --precision bf16 --loader-workers 0 "
-        f"{_SYNTHETIC} {_LAYOUT}",
-    ),
-    "resnet18-small_4xh200_2026-11": Reference(
-        "default-4gpu",
-        "run weak --gpus 1,2,4 --batch-per-gpu 32,128,512 --model resnet18_small --precision fp32,bf16 "
-        f"--loader-workers 2 --set dataset=fashion_mnist_sample --set image_size=28 {_LAYOUT}",
-    ),
-}
-"""By name: model, hardware and date."""
-
-_WINDOWS = ("warmup_steps", "steps", "window_limit_s", "median_width", "communication_steps", "sweep_bytes")
-"""Fields in which a trial may differ from a reference: the lengths of its windows."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +60,10 @@ class Gate:
     @property
     def measure(self) -> str:
         return "scaling efficiency" if self.of_scaling else "throughput"
+
+    def rows_of(self, comparison: Comparison) -> pd.DataFrame:
+        """Return the rows of the comparison that are judged."""
+        return comparison.scaling if self.of_scaling else comparison.rows
 
 
 def gate(fail_above: str | None, of_scaling: bool, allow_missing: bool, form: str) -> Gate:
@@ -127,7 +100,7 @@ def folders(before: str, after: str) -> tuple[str, str, tuple[str, ...]]:
     if after[1:] not in REFERENCES:
         allowed = ", ".join(f"@{name}" for name in REFERENCES)
         raise ConfigurationError(f"unknown reference {shown(after)}; allowed: {allowed}")
-    return str(_RESULTS / REFERENCES[after[1:]].folder), before, _WINDOWS
+    return str(RESULTS / REFERENCES[after[1:]].folder), before, WINDOWS
 
 
 def share(text: str) -> float:
@@ -229,17 +202,24 @@ def show(comparison: Comparison, before: str, after: str, gate: Gate, table: boo
     scaling = scaling_answer(comparison, is_reference)
     print_wrapped(scaling if scaling and is_reference else answer(comparison, gate))
     print(f"A: {before}\nB: {after}\n")
-    cells = _throughput_cells(comparison)
+    if gate.of_scaling and len(comparison.scaling):
+        efficiencies = _efficiency_cells(comparison)
+        print_summary(_EFFICIENCY_HEADERS, efficiencies if table else efficiencies[:_MAX_ROWS])
+        print_wrapped(_EFFICIENCY_NOTE)
+        if table:
+            print()
+        else:
+            print_wrapped(f"\n{more_rows(len(efficiencies) - _MAX_ROWS)}--table shows the throughputs too.")
+    cells = _throughput_cells(comparison) if table or not gate.of_scaling else []
     if table and cells:
-        columns = ["", "configuration", "A samples/s", "B samples/s", "B / A [95 %]", "result"]
-        print_summary(columns, [(str(i), *of_row) for i, of_row in enumerate(cells, 1)])
+        print_summary(["", *_THROUGHPUT_HEADERS], [(str(i), *of_row) for i, of_row in enumerate(cells, 1)])
         if comparison.rows[[f"{name}_ratio" for name in _PART_HEADERS]].notna().any(axis=None):
             print_wrapped("\nTime of a step and of its parts, B / A (* = significantly different, wide = not resolved)")
             print_table(_parts(comparison))
     elif cells:
         print_summary(
             ["configuration", "B / A [95 %]", "result"],
-            [(label, ratio, verdict) for label, _, _, ratio, verdict in cells[:_MAX_ROWS]],
+            [(label, ratio, result) for label, _, _, ratio, result in cells[:_MAX_ROWS]],
         )
         print_wrapped(f"\n{more_rows(len(cells) - _MAX_ROWS)}--table shows the throughputs and the parts of a step.")
     print()
@@ -283,7 +263,7 @@ def _range(values: pd.Series) -> str:
 
 def answer(comparison: Comparison, gate: Gate) -> str:
     """Return what the comparison found, in one sentence."""
-    rows, threshold = comparison.scaling if gate.of_scaling else comparison.rows, gate.threshold
+    rows, threshold = gate.rows_of(comparison), gate.threshold
     failed = f"{counted(len(comparison.failed), 'configuration')} failed in B only" if comparison.failed else ""
     if threshold is not None:
         code = exit_code(comparison, replace(gate, allow_missing=True))
@@ -298,25 +278,29 @@ def answer(comparison: Comparison, gate: Gate) -> str:
         return f"{start}: {', and '.join(filter(None, [failed, loss]))}."
     if rows.empty:
         return f"No configuration is done in both: {failed}."
-    if comparison.judged == 0:
-        return f"No interval for any of {counted(len(rows), 'configuration')}: one side has a single repeat."
     counts = rows["verdict"].value_counts()
-    parts = [f"{name} in {counts[name]}" for name in (SLOWER, FASTER) if name in counts]
+    if counts.get(UNKNOWN, 0) == len(rows):
+        return f"No interval for any of {counted(len(rows), 'configuration')}: one side has a single repeat."
+    names = (WORSE, BETTER) if gate.of_scaling else (SLOWER, FASTER)
+    parts = [f"{name if gate.of_scaling else f'is {name}'} in {counts[name]}" for name in names if name in counts]
     of_all = f"of {counted(len(rows), 'configuration')}"
-    text = f"B is {' and '.join(parts)} {of_all}" if parts else f"No significant difference in any {of_all}"
-    if parts and len(rows) > counts.get(SLOWER, 0) + counts.get(FASTER, 0):
+    text = f"B {' and '.join(parts)} {of_all}" if parts else f"No significant difference in any {of_all}"
+    if parts and len(rows) > sum(counts.get(name, 0) for name in names):
         text += "; the others do not differ significantly"
     return f"{text}{f'; {failed}' if failed else ''}."
 
 
 def markdown(comparison: Comparison, before: str, after: str, gate: Gate) -> str:
     """Return a comparison as Markdown, for a comment on a pull request: findings first, then the throughputs."""
-    lines = [f"**Throughput of `{after}` (B) compared with `{before}` (A)**", ""]
+    lines = [f"**{gate.measure.capitalize()} of `{after}` (B) compared with `{before}` (A)**", ""]
     scaling = [scaling_answer(comparison, before.startswith("@"))] if len(comparison.scaling) else []
     lines += [f"- {_escaped(line)}" for line in (*scaling, *findings(comparison, gate), *_context(comparison))]
-    if len(comparison.rows):
-        lines += ["", "| configuration | A samples/s | B samples/s | B / A [95 %] | |", "|---|---:|---:|---:|---|"]
-        lines += [f"| {' | '.join(map(_escaped, cells))} |" for cells in _throughput_cells(comparison)]
+    headers, cells = _THROUGHPUT_HEADERS, _throughput_cells(comparison)
+    if gate.of_scaling and len(comparison.scaling):
+        headers, cells = _EFFICIENCY_HEADERS, _efficiency_cells(comparison)
+    if cells:
+        lines += ["", f"| {' | '.join(headers)} |", "|---|---:|---:|---:|---|"]
+        lines += [f"| {' | '.join(map(_escaped, row))} |" for row in cells]
     return "\n".join(lines)
 
 
@@ -337,15 +321,16 @@ def findings(comparison: Comparison, gate: Gate) -> list[str]:
         [f"{failure.label}: {failure.status.replace('_', ' ')}: {failure.reason}" for failure in comparison.failed],
     )
     lines += _listed("only in A", list(comparison.only_a)) + _listed("only in B", list(comparison.only_b))
-    counts = comparison.rows["verdict"].value_counts()
-    lines.append(
-        f"{len(comparison.rows)} configurations: {', '.join(f'{count} {name}' for name, count in counts.items())}"
-        if len(comparison.rows)
-        else "no configuration is done in both"
+    rows = gate.rows_of(comparison)
+    counts = rows["verdict"].value_counts()
+    listed = ", ".join(f"{count} {name}" for name, count in counts.items())
+    nothing = (
+        "no configuration ran on several numbers of ranks" if gate.of_scaling else "no configuration is done in both"
     )
-    if without_interval := len(comparison.rows) - comparison.judged:
+    lines.append(f"{counted(len(rows), 'configuration')}: {listed}" if len(rows) else nothing)
+    if without_interval := counts.get(UNKNOWN, 0):
         lines.append(
-            f"no interval for {without_interval} of {len(comparison.rows)} configurations: one side has a single "
+            f"no interval for {without_interval} of {counted(len(rows), 'configuration')}: one side has a single "
             "repeat; run both with --repeats 3 or more"
         )
     if gate.threshold is None:
@@ -355,8 +340,7 @@ def findings(comparison: Comparison, gate: Gate) -> list[str]:
         failing = int((judgements["judgement"] == REGRESSION).sum())
         loss = f"{gate.measure} loss above {percent(gate.threshold, 1)}"
         lines.append(f"{loss} (entire 95 % interval): {failing} of {judged}")
-    judged_rows = comparison.scaling if gate.of_scaling else comparison.rows
-    undecided = judged_rows.join(judgements)[judgements["judgement"] == UNDECIDED]
+    undecided = gate.rows_of(comparison).join(judgements)[judgements["judgement"] == UNDECIDED]
     return lines + _listed(
         "cannot be judged",
         [
@@ -372,14 +356,24 @@ def _listed(start: str, items: list[str]) -> list[str]:
     return [f"{start}: {'; '.join(items[:_MAX_LISTED])}{more}"] if items else []
 
 
-def _throughput_cells(comparison: Comparison) -> list[tuple[str, str, str, str, str]]:
+def _throughput_cells(comparison: Comparison) -> list[tuple[str, ...]]:
     """Return label, throughput in A and B, their ratio, and the verdict of each row."""
-    cells = []
+    cells: list[tuple[str, ...]] = []
     for _, row in comparison.rows.iterrows():
         a, b = (float(row[f"throughput_samples_per_s_{side}"]) for side in "ab")
         decimals = 0 if min(a, b) >= 100 else 2
         ratio = with_interval(float(row[_RATIO]), float(row[_LOW]), float(row[_HIGH]), 3, more=float(row[_MORE]))
         cells.append((str(row["label"]), number(a, decimals), number(b, decimals), ratio, str(row["verdict"])))
+    return cells
+
+
+def _efficiency_cells(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Return label, scaling efficiency in A and B, their ratio, and the verdict of each row."""
+    cells: list[tuple[str, ...]] = []
+    for _, row in comparison.scaling.iterrows():
+        ratio, low, high, more = (float(row[f"efficiency_{end}"]) for end in ("ratio", "low", "high", "more"))
+        shares = (number(100 * float(row[f"efficiency_{side}"]), 1) for side in "ab")
+        cells.append((str(row["label"]), *shares, with_interval(ratio, low, high, 3, more=more), str(row["verdict"])))
     return cells
 
 

@@ -2,12 +2,11 @@
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 
 from study.cli.progress import waiting
-from study.errors import DOES_NOT_FIT
+from study.errors import DOES_NOT_FIT, print_to_stderr
 from study.orchestrate.cluster import Cluster, held_resources
 from study.orchestrate.discovery.address import Target, is_this_host
 from study.orchestrate.discovery.neighbours import measuring, other_rays, other_studies, visible_gpus
@@ -61,7 +60,7 @@ def watched_host(
         if lines and strict:
             raise HostBusy(f"--strict: {'; '.join(lines)}")
         for line in lines if not quiet else ():
-            print(f"warning: {line}", file=sys.stderr, flush=True)
+            print_to_stderr(f"warning: {line}")
         yield
 
 

@@ -25,7 +25,7 @@ _NOT_PYTHON = {
 _KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
 
 
-def results_folder(directory: str | None) -> str:
+def results_folder(directory: str | None, quiet: bool = False) -> str:
     """Return the folder, or the most recent results folder below results/ if it is None, and name it on stderr.
 
     Raises ConfigurationError if there is none.
@@ -36,7 +36,8 @@ def results_folder(directory: str | None) -> str:
     if not studies:
         raise ConfigurationError("no results folder below results/ here; give one as DIR")
     newest = max(studies, key=lambda path: max(path.stat().st_mtime, path.parent.stat().st_mtime)).parent
-    print(f"results folder: {newest} (the most recent below results/)", file=sys.stderr)
+    if not quiet:
+        print(f"results folder: {newest} (the most recent below results/)", file=sys.stderr)
     return str(newest)
 
 

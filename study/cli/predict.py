@@ -22,6 +22,9 @@ from study.errors import ConfigurationError
 MARK = "*"
 """marks predictions beyond one node"""
 
+_LONG_NAMES = re.compile(r"(batch \d+) per (?:GPU|CPU rank)|(?<=\d )loader (?=worker)")
+"""The answer above the table has these names in full."""
+
 ShownTable = tuple[str, list[str], list[tuple[str, ...]]]
 
 
@@ -71,7 +74,7 @@ def outlook(
         notes.insert(0, f"cost: at {price:g} per GPU-hour, in the currency of that price.")
     return Outlook(
         answer,
-        [_marked(_shown(outlook_table(analysis, predicted.models, predicted.rows)))],
+        [_shortened(_shown(outlook_table(analysis, predicted.models, predicted.rows)))],
         notes,
         [_shown(forecast_table(analysis, predicted.models, predicted.rows))],
         predicted.details,
@@ -85,10 +88,14 @@ def _shown(table: Table) -> ShownTable:
     return table.title, list(cells.columns), [tuple(row) for row in cells.itertuples(index=False)]
 
 
-def _marked(table: ShownTable) -> ShownTable:
-    """Return the table with a mark instead of the longest caveat, which a line below the table explains."""
+def _shortened(table: ShownTable) -> ShownTable:
+    """Return the table with short names, and a mark instead of the longest caveat, which a line below explains."""
     title, columns, rows = table
-    return title, columns, [tuple(cell.replace(f" [{NETWORK}]", MARK) for cell in row) for row in rows]
+
+    def short(cell: str) -> str:
+        return _LONG_NAMES.sub(r"\1", cell).replace(f" [{NETWORK}]", MARK)
+
+    return title, columns, [tuple(map(short, row)) for row in rows]
 
 
 def _sizes(gpus: str) -> list[int]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from study.errors import INTERNAL, INTERRUPTED, NO_CLUSTER, OUTPUT_CLOSED, USAGE, lines_of
+from study.errors import INTERNAL, INTERRUPTED, NO_CLUSTER, OUTPUT_CLOSED, USAGE, print_to_stderr
 from study.orchestrate.processes.guard import end_with_parent
 from study.orchestrate.processes.output import ray_output_in
 from study.store.redaction import redacted, redacted_line, redacted_log
@@ -161,20 +161,19 @@ def report_error(error: Exception, arguments: Sequence[str]) -> int:
         message = redacted(error.format_message().rstrip("."))
         is_for_script = "--script" in arguments and type(error).__name__ in ("NoSuchOption", "UsageError")
         fix = "fix: give the script's own arguments after --" if is_for_script else "see --help"
-        print(f"error: {message}{' ' if message.endswith('?') else '; '}{fix}", file=sys.stderr)
+        print_to_stderr(f"error: {message}{' ' if message.endswith('?') else '; '}{fix}")
         return USAGE
     # only of the class itself: an error that Ray raises from another process also inherits from its cause
     exit_code: int | None = vars(type(error)).get("exit_code")
     if exit_code is not None:
-        print(f"error: {lines_of(redacted(str(error)))}", file=sys.stderr)
+        print_to_stderr(f"error: {redacted(str(error))}")
         return exit_code
     text = "".join(traceback.format_exception(error))
     if "--debug" in arguments:
         print(redacted_log(text), file=sys.stderr)
         return INTERNAL
     log = new_log("error", redacted_log(text))
-    first_line = lines_of(redacted_line(type_and_line(error)))
-    print(f"error: internal error: {first_line}; traceback in {log}", file=sys.stderr)
+    print_to_stderr(f"error: internal error: {redacted_line(type_and_line(error))}; traceback in {log}")
     return INTERNAL
 
 
@@ -268,7 +267,7 @@ def collect_evidence(command: Sequence[str], store: "Store") -> None:
         if done.returncode == 0:
             return store.set_entry("evidence", json.loads(file.read_text()))
     reason = redacted_line((done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1])
-    print(f"warning: no evidence: {reason}; run the same command again", file=sys.stderr)
+    print_to_stderr(f"warning: no evidence: {reason}; run the same command again")
 
 
 def tell_parent(**facts: Any) -> None:
@@ -330,15 +329,15 @@ def _end_for_child(facts: Mapping[str, Any], status: int, was_asked: bool) -> in
             cause, fix, exit_code = _cause(status, facts.get("log", ""))
             saved = "; finished trials are saved" if "out" in facts else ""
             log = f"; log: {facts['log']}" if "log" in facts else ""
-            line = f"error: {lines_of(f'{cause}{saved}{log}; fix: {fix}{again}')}"
-        print(line, file=sys.stderr)
+            line = f"error: {cause}{saved}{log}; fix: {fix}{again}"
+        print_to_stderr(line)
     if "out" in facts:
         from analysis.report.report import write_report
 
         try:
             print(write_report(facts["out"], partial=True).path)
         except Exception as error:  # noqa: BLE001  one line whatever it is
-            print(f"error: no report: {lines_of(redacted_line(str(error)))}", file=sys.stderr)
+            print_to_stderr(f"error: no report: {redacted_line(str(error))}")
     sys.stdout.flush()
     return int(exit_code)
 

@@ -12,10 +12,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from analysis.cause import cause
 from analysis.duration import duration
-from study.errors import lines_of
+from study.cli.inputs import results_folder
+from study.errors import fitted, lines_of
 from study.orchestrate.activity import GROUP_STARTING, Activity
-from study.orchestrate.protocol import Event, cause
+from study.orchestrate.protocol import Event
 from study.plan.estimate import Expected
 from study.plan.remaining import RemainingTime
 from study.plan.trials import varying_fields
@@ -67,6 +69,14 @@ def waiting(text: str, quiet: bool = False, console: Console | None = None) -> I
 
     with _live(console, render):
         yield
+
+
+@contextlib.contextmanager
+def reading(directory: str | None, quiet: bool, text: str = "reading results") -> Iterator[str]:
+    """Show `text` while a results folder is read, see `results_folder`. Yield its path."""
+    folder = results_folder(directory, quiet)
+    with waiting(text, quiet):
+        yield folder
 
 
 def _live(console: Console, render: Callable[[], Text]) -> Live:
@@ -188,14 +198,14 @@ class Progress:
         rate = event.summary.get("throughput_samples_per_s")
         label += f": {rate:,.{0 if rate >= MOST_WITH_DECIMALS else 2}f} samples/s" if rate is not None else ""
         self.ended.append(f"{event.status.replace('_', ' ')}: {label}")
+        self.failed += event.status in ("failed", "timeout")
         self._log(f"[{self._counts()}{self._times()}] {self.ended[-1]}")
-        if event.status in ("failed", "timeout"):
-            self.failed += 1
         if event.reason and event.status != "done" and cause(event.reason) not in self.causes:
             self.causes.add(cause(event.reason))
             log = f"; log: {event.log}" if event.log else ""
             kind = "error" if event.status in ("failed", "timeout") else "warning"
-            self.console.print(f"{kind}: {self.ended[-1]}: {lines_of(event.reason)}{log}", soft_wrap=True)
+            line = f"{kind}: {self.ended[-1]}: {lines_of(event.reason)}{log}"
+            self.console.print(fitted(line, self.console.width) if self.live.is_started else line, soft_wrap=True)
 
     def render(self) -> Text:
         """Return the live display: a bar with counts and times, the running trials, and those that ended last."""
@@ -204,11 +214,17 @@ class Progress:
         heading = f"{self.study_name} {'━' * filled}{'╌' * (16 - filled)} {self._counts()}{self._times()}"
         text = Text(heading, style="bold", no_wrap=True, overflow="ellipsis")
         # other threads change these while this one draws
-        running = [self._doing(trial_id) for trial_id in list(self.running) if trial_id in self.running]
+        running = [self._in_width(self._doing(trial_id)) for trial_id in list(self.running) if trial_id in self.running]
         if not running:
             running = [self._between_trials()]
-        lines = [f"▸ {line}" for line in running] + [f"  {line}" for line in self.ended[-SHOWN_ENDED:][::-1]]
+        ended = [self._in_width(line) for line in self.ended[-SHOWN_ENDED:][::-1]]
+        lines = [f"▸ {line}" for line in running] + [f"  {line}" for line in ended]
         return text.append("".join(f"\n{line}" for line in lines), style="not bold")
+
+    def _in_width(self, line: str) -> str:
+        """Return a line about a trial; what it is doing, or its result, is on a line of its own if it would be cut."""
+        label, colon, news = line.rpartition(": ")
+        return f"{label}:\n    {news}" if colon and len(f"▸ {line}") > self.console.width else line
 
     def _counts(self) -> str:
         failed = f", {self.failed} failed" if self.failed else ""

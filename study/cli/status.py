@@ -1,15 +1,20 @@
 """Summarize the trials of a results folder: counts by status, failures with their reasons, trials that are left."""
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from analysis.cause import cause
+from analysis.read.errors import ResultsError
 from analysis.read.study_record import StudyRecord
 from study.errors import clipped, counted
-from study.orchestrate.protocol import cause
 from study.store.records import count_statuses
 
 if TYPE_CHECKING:
+    from analysis.verdict.card import Card
     from study.store.store import Store
+
+REPORT = "report/index.html"
 
 
 def failure_of(store: "Store", record: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,7 +41,7 @@ def failure_lines(failures: Iterable[Mapping[str, Any]], length: int = 300) -> l
 
 
 def status_of(directory: str) -> dict[str, Any]:
-    """Return counts by status, failures, damaged trials, and planned trials that have not run. Raises StoreError."""
+    """Return counts by status, failures, damaged trials, those that have not run, and the report. Raises StoreError."""
     from study.store.store import Store
 
     store = Store.at(directory)
@@ -51,7 +56,22 @@ def status_of(directory: str) -> dict[str, Any]:
         "left": [trial_id for trial_id in planned if trial_id not in recorded],
         "damaged": damaged,
         "command": study.get("command"),
+        "report": store.address(REPORT) if store.has_file(REPORT) else None,
     }
+
+
+def card_so_far(directory: str, status: Mapping[str, Any]) -> "Card | None":
+    """Return the card of a folder with this status; None if no trial has run, or if the results cannot be read.
+
+    The state of a damaged folder is worth showing: it names what will run again.
+    """
+    if not status["counts"]:
+        return None
+    from analysis.report.card import card_at
+
+    with contextlib.suppress(ResultsError):
+        return card_at(directory)
+    return None
 
 
 def _log_path(store: "Store", record: Mapping[str, Any]) -> str | None:

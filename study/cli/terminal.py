@@ -136,8 +136,11 @@ def _estimate(prepared: "PreparedStudy") -> str:
     return f"{', '.join(parts)} ({estimate.basis})"
 
 
-def print_status(status: dict[str, Any]) -> None:
-    """Print the result of `study.cli.status.status_of`, which is from a folder that may be somebody else's."""
+def print_status(status: dict[str, Any], card: "Card | None" = None) -> None:
+    """Print the result of `study.cli.status.status_of`, which is from a folder that may be somebody else's.
+
+    A command and a path stay on one line, however long: a terminal then copies them without line ends.
+    """
     from analysis.read.validate.json_file import plain_json
 
     status = plain_json(status)
@@ -145,6 +148,12 @@ def print_status(status: dict[str, Any]) -> None:
     counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in status["counts"].items())
     failed = f", {len(status['failures'])} to run again" if status["failures"] else ""
     console.print(f"study {status['study']}: {counts or 'no trial has run'}; {len(status['left'])} left{failed}")
+    if card is not None:
+        print()
+        print_card(card)
+        print()
+    if status["report"]:
+        console.print(f"report: {status['report']}", soft_wrap=True)
     for line in failure_lines(status["failures"], length=1000):
         console.print(line, soft_wrap=True)
     for trial_id in status["damaged"]:

@@ -17,14 +17,13 @@ from study.cli.commands import (
     end_with_report,
     existing_store,
     leave_if_servers_died,
-    print_to_stderr,
     target_of,
     tell_cluster_lost,
 )
 from study.cli.host import cluster_lines, started_ray, watched_host
 from study.cli.process import interrupt, on_ending_signals
 from study.cli.progress import Progress, run_shown, waiting
-from study.errors import DONE, INTERRUPTED, SOME_FAILED, counted
+from study.errors import DONE, INTERRUPTED, SOME_FAILED, counted, print_to_stderr
 from study.improve.attempts import Attempt
 from study.improve.evidence import Evidence
 from study.improve.observe import Observer

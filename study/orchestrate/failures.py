@@ -10,19 +10,30 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 """Terminal colors, which Ray puts into its messages."""
 
 
+_LOST_PEER = re.compile(r"Connection (closed|reset|refused)|[Bb]roken pipe|NCCL|TCPStore|[Rr]emote process")
+"""Errors of ranks that lost the connection to another. That rank's own error tells why."""
+
+
 class RankDeathError(Exception):
     """A rank's process died while its group started. The message says which process, and on which node."""
 
 
 def describe_failure(rank: int, node_id: str, error: BaseException) -> Failure:
     """Describe an exception of this rank. Secrets are removed here, because only the rank's environment holds them."""
+    line = first_line(error)
     return Failure(
         rank=rank,
         node_id=node_id,
         out_of_memory=is_out_of_memory(error),
-        line=first_line(error),
+        line=line,
         traceback=redacted_log("".join(traceback.format_exception(error))),
+        is_consequence=is_lost_peer(line),
     )
+
+
+def is_lost_peer(line: str) -> bool:
+    """Return True if an error in one line means that another rank is gone, so that it is not the cause itself."""
+    return bool(_LOST_PEER.search(line))
 
 
 def cause_of(error: BaseException | None) -> BaseException | None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from study.orchestrate.failures import RankDeathError, cause_of, first_line, is_out_of_memory
+from study.orchestrate.failures import RankDeathError, cause_of, first_line, is_lost_peer, is_out_of_memory
 from study.orchestrate.protocol import Environment, Failure, Job, Outcome, Payload, RankProcess
 from study.orchestrate.stuck import Calls, calls_as_text, culprits, wait_for_each_other
 from study.plan.placement import Layout, members
@@ -189,9 +189,14 @@ class WorkerGroup:
         return status, reason, self.log()
 
     def _dead_ranks(self) -> dict[int, BaseException]:
-        """Return errors of ranks that ended without a report. Other ranks may then report broken connections."""
+        """Return errors of ranks that ended without a report. Other ranks may then report broken connections.
+
+        A rank that waits for its next trial reports nothing if it loses its peer. Such errors count without any other.
+        """
         reported = {failure.rank for failure in self.failures}
-        return {r: e for r, e in getattr(self.error, "worker_failures", {}).items() if r not in reported}
+        dead = {r: e for r, e in getattr(self.error, "worker_failures", {}).items() if r not in reported}
+        causes = {rank: error for rank, error in dead.items() if not is_lost_peer(first_line(error))}
+        return causes if causes or reported else dead
 
     def _reported_failure(self) -> tuple[str, str] | None:
         out_of_memory = any(failure.out_of_memory for failure in self.failures)

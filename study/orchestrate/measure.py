@@ -4,7 +4,6 @@ import contextlib
 import inspect
 import json
 import os
-import re
 import shlex
 import socket
 import time
@@ -18,6 +17,7 @@ import torch.distributed as dist
 
 from analysis.read.schema import SCHEMAS
 from study.orchestrate.activity import WindowCallbacks
+from study.orchestrate.failures import is_lost_peer
 from study.orchestrate.protocol import Evidence, Failure, Job, KeeperProxy, Payload
 from study.plan.placement import ranks_by_node
 from study.store.environment import energies, readings
@@ -50,9 +50,6 @@ SHORT_WINDOW_STEPS = 5
 
 LOG_TAIL_BYTES = 100_000
 """Size of the part of a script's output that is stored with a failure."""
-
-_LOST_PEER = re.compile(r"Connection (closed|reset|refused)|[Bb]roken pipe|NCCL|TCPStore|[Rr]emote process")
-"""Errors of ranks that lost the connection to another. That rank's own error tells why."""
 
 STOP_GRACE_S = 2.0
 """Time after the limit of a trial in which a script may still report why it makes no progress."""
@@ -334,7 +331,7 @@ def _failure(failure: ScriptFailure, node_id: str, timeout_s: float) -> Failure:
         line=redacted_line(line),
         traceback=redacted(_tail(failure.log)) if failure.log else failure.line,
         timed_out=timed_out,
-        is_consequence=failure.kind == "other_rank" or bool(_LOST_PEER.search(failure.line)),
+        is_consequence=failure.kind == "other_rank" or is_lost_peer(failure.line),
     )
 
 

@@ -5,24 +5,16 @@
 Ray and torch.distributed pickle these values. Every process of a study runs the same version of this code.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self
 
 from pydantic import ValidationError
 
+from analysis.cause import cause
 from trainables.trial import Trial
 
 JSON = dict[str, Any]
-
-_RANK_AND_HOST = re.compile(r"^rank \d+ on node \S+ \(\S*\): ")
-"""see `study.orchestrate.group.WorkerGroup.rank_and_host`"""
-
-
-def cause(reason: str) -> str:
-    """Return the reason of a failure without the rank and host that it happened on."""
-    return _RANK_AND_HOST.sub("", reason)
 
 
 @dataclass(frozen=True)

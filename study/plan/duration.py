@@ -8,14 +8,16 @@ from trainables.facts import DatasetFacts, ModelFacts
 from trainables.registry import DATASETS, DECODERS, MODELS, PARALLEL, SEQUENCE_MODELS
 from trainables.trial import Trial
 
-START_S = {"cpu": 15.0, "cuda": 16.0}
+START_S = {"cpu": 8.0, "cuda": 16.0}
 RENEWAL_S = {"cpu": 1.0, "cuda": 3.0}
 """Seconds from the request for a worker group to its first trial: a group with its own launch, and one that follows
-another on the same ranks, whose processes are forked. CPU: two ranks on two cores. CUDA: `environment.group` of seven
-studies of `benchmarks/results` on H100 (`tests/study/plan/test_duration.py`), 12 to 25 s and 2 to 5 s."""
+another on the same ranks, whose processes are forked. CPU: two ranks on two cores with a load of 4, 7 s. CUDA:
+`environment.group` of seven studies of `benchmarks/results` on H100 (`tests/study/plan/test_duration.py`), 12 to 25 s
+and 2 to 5 s."""
 
-BEFORE_S, AFTER_S = 15.0, 15.0
-"""Seconds for the start of Ray, and for the report, once per study."""
+BEFORE_S, AFTER_S = 8.0, 10.0
+"""Seconds for the start of Ray, and for the report with the end of Ray, once per study. On those two cores, 6.5 s and
+8 s for two trials; the report of 30 trials takes 10 s of a core."""
 
 SETUP_S = {"cpu": 0.5, "cuda": 2.0}
 """Seconds per trial for the model, its data, the search for convolution algorithms and, on several GPUs, the sweep."""

@@ -1,5 +1,6 @@
 """Estimate the remaining time of a run from its plan and from the times of its ended trials."""
 
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ class RemainingTime:
         self._first: list[tuple[str, float]] = []
         self._others: list[tuple[str, float]] = []
         self._last_end_s = time.monotonic()
+        self._least_s = math.inf
         self._update()
 
     def group_starting(self) -> None:
@@ -46,13 +48,16 @@ class RemainingTime:
         now_s = time.monotonic()
         (self._first if self._is_first else self._others).append((trial.trial_id, now_s - self._last_end_s))
         self._is_first, self._last_end_s, self._live = False, now_s, self._groups[trial.trial_id]
+        self._least_s = math.inf
         self._update()
 
     def left_s(self) -> float | None:
-        """Return the remaining seconds; None if nothing is known."""
+        """Return the remaining seconds; None if nothing is known. It never rises before the next trial ends."""
         if self._left_s is None:
             return None
-        return self._left_s - min(time.monotonic() - self._last_end_s, self._current_s)
+        left_s = self._left_s - min(time.monotonic() - self._last_end_s, self._current_s)
+        self._least_s = min(self._least_s, left_s)
+        return self._least_s
 
     def _update(self) -> None:
         """Compute the remaining time from now on, and that of the current trial."""

@@ -36,13 +36,14 @@ TRAINABLES = ROOT / "trainables"
 
 
 def node_facts(node_id: str) -> dict[str, Any]:
-    """Describe the host of this process: operating system, CPU, memory, GPUs with UUID and driver."""
+    """Describe the host of this process: operating system, CPU and its governor, memory, GPUs with UUID and driver."""
     return {
         "node_id": node_id,
         "host": socket.gethostname(),
         "os": operating_system(),
         "cpu_model": _cpu_model(),
         "cpu_count": len(os.sched_getaffinity(0)),
+        "cpu_governor": cpu_governor(),
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": _gpus(),
     }
@@ -186,6 +187,16 @@ def _cpu_model() -> str:
         return platform.processor() or platform.machine()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+def cpu_governor(folder: Path = Path("/sys/devices/system/cpu/cpu0/cpufreq")) -> str | None:
+    """Return what chooses the clock of the CPU, such as "powersave", which slows down steps that the host bounds.
+
+    None if the system does not say, as in most virtual machines.
+    """
+    with contextlib.suppress(OSError):
+        return (folder / "scaling_governor").read_text().strip()
+    return None
 
 
 def _uuid(device: Any) -> str | None:

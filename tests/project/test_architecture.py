@@ -23,7 +23,7 @@ FILES = sorted(path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room
 
 LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "analysis": (
-        ("analysis.two_way", "analysis.duration"),
+        ("analysis.two_way", "analysis.duration", "analysis.cause"),
         ("analysis.text", "analysis.statistics"),
         ("analysis.read",),
         ("analysis.measure",),
@@ -36,7 +36,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("analysis.report", "analysis.export"),
     ),
     "study": (
-        ("study.errors", "study.capacity"),
+        ("study.errors", "study.capacity", "study.references"),
         ("study.studies",),
         ("study.options", "study.arguments"),
         ("study.plan",),

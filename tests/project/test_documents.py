@@ -2,6 +2,7 @@
 
 import posixpath
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -139,6 +140,16 @@ def unknown_words(arguments: str) -> list[str]:
 def test_every_command_of_a_document_exists_with_its_options(page: Path) -> None:
     commands = [match[1] or "" for match in COMMAND.finditer(page.read_text())]
     assert [(command, unknown) for command in commands if (unknown := unknown_words(command))] == []
+
+
+def test_every_command_of_the_example_workflow_exists_with_its_options() -> None:
+    workflow = yaml.safe_load((ROOT / "examples" / "ci" / "compare.yml").read_text())
+    scripts = [step["run"] for step in workflow["jobs"]["compare"]["steps"] if "run" in step]
+    arguments = [shlex.split(script.partition("> ")[0]) for script in scripts]
+    made = [word.removeprefix("ARGS=") for words in arguments if words[0] == "make" for word in words[2:]]
+    called = [" ".join(words[3:]) for words in arguments if words[1:3] == ["-m", "study.scaling"]]
+    assert (len(made), len(called)) == (1, 2)
+    assert [unknown for command in (*made, *called) if (unknown := unknown_words(command))] == []
 
 
 def test_an_unknown_command_or_option_in_a_document_is_found() -> None:

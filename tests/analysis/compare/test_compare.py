@@ -71,6 +71,21 @@ def test_the_largest_loss_comes_first_and_unmatched_configurations_are_listed(pa
     assert (comparison.assumed, comparison.environments, comparison.left_out) == ((), (), ())
 
 
+@pytest.mark.parametrize("own, common", [({}, 2), ({"workload": "own.py:build"}, 0)])
+def test_only_own_code_reads_a_length_of_texts_that_its_model_does_not(
+    tmp_path: Path, own: dict[str, Any], common: int
+) -> None:
+    before, after = (
+        folder(tmp_path / side, trials([1, 2], [32], model="resnet50", sequence_length=length, **own), lambda _: 0.1)
+        for side, length in (("a", 128), ("b", 256))
+    )
+    if common:
+        assert len(compare(before, after).rows) == common
+    else:
+        with pytest.raises(ResultsError, match="sequence_length is 128 in the first and 256 in the second"):
+            compare(before, after)
+
+
 def test_a_ratio_of_two_folders_has_the_welch_interval_if_only_groups_differ(pair: tuple[Path, Path]) -> None:
     row = compare(*pair).rows.iloc[0]
     logs = np.log([1.0, 1.01, 0.99])

@@ -247,6 +247,17 @@ def test_the_best_predicted_configuration_is_not_the_best_measured_one(tmp_path:
         best_predicted(analysis, rows, "speed")
 
 
+def test_a_measured_configuration_that_is_better_than_each_predicted_one_is_named(tmp_path: Path) -> None:
+    steps_s = {(1, 32): 0.010, (2, 32): 0.011, (4, 32): 0.0115, (8, 512): 0.1}
+    analysis = measured(tmp_path, steps_s, spread=0.0)
+    rows = forecast(analysis, [3, 8]).rows
+    on_three, on_eight = best_predicted(analysis, rows, "throughput")
+    assert "measured already" not in on_three
+    assert on_eight.endswith("; measured already: 40,960 with 8 GPUs, batch 512 per GPU, not predicted.")
+    (cost,) = best_predicted(analysis, rows, "cost")
+    assert cost.endswith("; measured already: 18.43 million with 8 GPUs, batch 512 per GPU, not predicted.")
+
+
 def test_each_model_has_its_own_best_configuration(tmp_path: Path) -> None:
     analysis = of_fields(tmp_path, {"resnet18": 0.010, "resnet50": 0.020}, "model")
     assert best(analysis, "throughput") == (

@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import typer
 import yaml
 from rich.text import Text
 
@@ -24,6 +25,7 @@ from study.capacity import NodeCapacity, count_gpus
 from study.cli import commands as session
 from study.cli.configuration import Configuration
 from study.cli.terminal import print_card
+from study.errors import fitted
 from study.help import completion_script
 from study.plan.trials import plan_trials
 from study.scaling import app, main
@@ -928,6 +930,58 @@ def test_failures_of_one_cause_are_one_line(capsys: pytest.CaptureFixture[str], 
     assert no_memory.startswith(f"failed: {trials[0].trial_id}: ")
     [wrong_path] = [line for line in lines if "wrong path" in line]
     assert " and 6 other trials: " in wrong_path
+
+
+def test_status_shows_the_answer_and_where_the_report_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.save(result(trials_of("smoke")[0]))
+    assert main(["status", str(tmp_path)]) == 0
+    output = capsys.readouterr().out
+    assert "\n  trust " in output and "report: " not in output
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "index.html").write_text("")
+    assert main(["status", str(tmp_path)]) == 0
+    assert f"report: {tmp_path}/report/index.html" in capsys.readouterr().out.splitlines()
+    assert main(["status", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["report"] == f"{tmp_path}/report/index.html"
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_quiet_report_prints_its_path_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.save(result(trials_of("smoke")[0]))
+    assert main(["report", "-q", str(tmp_path)]) == 0
+    output = capsys.readouterr()
+    assert (output.out, output.err) == (f"{tmp_path}/report/index.html\n", "")
+
+
+def test_every_command_knows_quiet_and_its_piped_help_has_no_blanks_at_the_ends(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in typer.main.get_command(app).commands:  # type: ignore[attr-defined]
+        assert main([name, "--help"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert any("--quiet" in line for line in lines), name
+        assert [line for line in lines if line != line.rstrip()] == []
+
+
+def test_a_message_for_a_terminal_is_wrapped_but_not_its_command() -> None:
+    command = "python -m study.scaling run weak --gpus 1,2,4 --out results/a-long-name"
+    lines = fitted(f"error: {'word ' * 20}; resume with: {command}", 40).splitlines()
+    assert max(map(len, lines[:-1])) <= 40
+    assert lines[-1] == f"  {command}"
+
+
+def test_a_lost_connection_is_one_cause_whatever_its_port(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for port, trial in enumerate(trials_of("smoke"), 7552):
+        lost = f"RuntimeError: [/gloo/transport/tcp/pair.cc:{port}] Connection closed by peer [127.0.0.1]:{port}"
+        store.save(result(trial, "failed", reason=f"rank {port} on node host (0a1b2c3d) died: {lost}"))
+    assert main(["status", str(tmp_path)]) == 0
+    output = capsys.readouterr().out
+    assert len([line for line in output.splitlines() if line.startswith("failed: ")]) == 1
+    assert main(["show", str(tmp_path)]) == 0
+    assert "RuntimeError: Connection closed by peer HOST:PORT" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.usefixtures("no_figures")

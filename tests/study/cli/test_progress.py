@@ -57,7 +57,7 @@ def test_a_log_gets_plain_lines_with_counts_times_and_error_logs(clock: SimpleNa
         "starting Ray Tune",
         "starting a worker group",
         "[1/4, 20 s, about 60 s left] done: mlp, 1 GPU, repeat 1: 1,234 samples/s",
-        "[2/4, 30 s, about 30 s left] failed: mlp, 2 GPUs, repeat 1",
+        "[2/4, 1 failed, 30 s, about 30 s left] failed: mlp, 2 GPUs, repeat 1",
         ("error: failed: mlp, 2 GPUs, repeat 1: rank 1: [bold]RuntimeError[/bold] :smile:; log: results/error.log"),
         "[3/4, 1 failed, 40 s, about 10 s left] out of memory: mlp, 1 GPU, repeat 2",
         "warning: out of memory: mlp, 1 GPU, repeat 2: rank 0",
@@ -80,6 +80,15 @@ def test_a_terminal_gets_a_live_display_and_keeps_failures_on_the_screen(clock: 
     screen = text.getvalue()
     assert "error: failed: mlp, 2 GPUs" in screen
     assert "log: results/error.log" in screen
+
+
+def test_what_a_trial_is_doing_is_never_cut(clock: SimpleNamespace) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=40, color_system=None)
+    with Progress("weak", TRIALS, quiet=False, console=console) as shown:
+        shown.on_event(event("trial_started", TRIALS[1]))
+        shown.on_activity({TRIALS[1].trial_id: "communication and other windows"})
+        lines = shown.render().plain.splitlines()
+    assert lines[1:3] == ["▸ mlp, 2 GPUs, repeat 1:", "    communication and other windows"]
 
 
 def test_the_same_failure_is_explained_once(clock: SimpleNamespace) -> None:
@@ -110,6 +119,16 @@ def test_only_the_time_of_the_current_trial_counts_down(clock: SimpleNamespace) 
         assert shown.remaining.left_s() == 38.0, "three trials, a worker group and the report are left"
         shown.on_event(event("trial_ended", TRIALS[3], status="done"))
         assert shown.remaining.left_s() == 3 * 10.0 + 3.0 + 5.0, "a slow first start says nothing about the other one"
+
+
+def test_the_remaining_time_never_rises_within_a_trial(clock: SimpleNamespace) -> None:
+    with Progress("weak", TRIALS, quiet=True, expected=EXPECTED) as shown:
+        clock.s = 6.0
+        assert shown.remaining.left_s() == 62.0
+        shown.on_event(event("group_starting"))  # the check of own code needs a group, too
+        assert shown.remaining.left_s() == 62.0
+        clock.s += 12.0
+        assert shown.remaining.left_s() == 56.0
 
 
 def test_ended_trials_give_the_time_of_their_repeats_and_scale_the_others(clock: SimpleNamespace) -> None:

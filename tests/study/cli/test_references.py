@@ -12,8 +12,9 @@ from analysis.read.fields import fields_of
 from analysis.read.results import load_reduced
 from study.capacity import NodeCapacity
 from study.cli import commands
-from study.cli.compare import REFERENCES, folders
+from study.cli.compare import folders
 from study.errors import DONE, SOME_FAILED, USAGE
+from study.references import REFERENCES
 from study.scaling import main
 from tests.analysis.compare.test_compare import folder, trials
 
@@ -60,6 +61,25 @@ def test_a_loss_of_scaling_fails_the_gate(slower: tuple[Path, Path], capsys: pyt
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "Regression: 1 of 1 configuration lost more than 5.0\u00a0% of scaling efficiency."
     assert any(line.startswith("B's rate on 1 rank is 0.80 times A's") for line in lines)
+
+
+@pytest.mark.parametrize("options", [[], ["--table"], ["--format", "markdown"], ["--fail-above", "5%"]])
+def test_a_comparison_of_scaling_shows_the_efficiencies(
+    slower: tuple[Path, Path], options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["compare", *map(str, slower), "--scaling", *options])
+    output = capsys.readouterr().out
+    (row,) = [line for line in output.splitlines() if "90.9" in line and "72.7" in line]
+    assert row.strip("| ").startswith("4 GPUs") and "0.800" in row and row.strip("| ").endswith("scales worse")
+    assert ("samples/s" in output) == (options == ["--table"])
+    assert ("**Scaling efficiency of " in output) == ("markdown" in options)
+
+
+def test_a_comparison_of_scaling_without_a_threshold_has_an_answer(
+    slower: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", *map(str, slower), "--scaling"]) == DONE
+    assert capsys.readouterr().out.splitlines()[0] == "B scales worse in 1 of 1 configuration."
 
 
 def test_one_repeat_gives_a_ratio_without_an_interval(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from typing import Any, cast
 
 import pytest
 
+from study.orchestrate.failures import describe_failure
 from study.orchestrate.keeper import Keeper, RunningJob, _any_of, shared_gpus
-from study.orchestrate.protocol import Environment, Job, Outcome, RankProcess
+from study.orchestrate.protocol import Environment, Failure, Job, Outcome, RankProcess
 from study.orchestrate.stuck import Calls
 from study.orchestrate.twin.in_process import LocalGauge
 from study.orchestrate.twin.simulated_ranks import payload_of, simulated_environment
@@ -28,6 +29,7 @@ class ManualRanks:
     def __init__(self) -> None:
         self.started: list[str] = []
         self.over = threading.Event()
+        self.error: Exception | None = None
 
     def prepare(self) -> None:
         pass
@@ -40,6 +42,8 @@ class ManualRanks:
 
         def run() -> None:
             self.over.wait()
+            if self.error:
+                raise self.error
 
         return run
 
@@ -152,6 +156,50 @@ def test_a_start_without_progress_names_what_the_blocking_rank_is_doing() -> Non
 
 def group_on(*uuids: str | None) -> Environment:
     return Environment(nodes=[], ranks=[{"gpu_uuid": uuid} for uuid in uuids])
+
+
+class RanksFailed(Exception):
+    """Ray Train's error: those of its workers by rank."""
+
+    def __init__(self, worker_failures: dict[int, Exception]) -> None:
+        super().__init__("a worker failed")
+        self.worker_failures = worker_failures
+
+
+BOOM = Failure(0, "a", False, "RuntimeError: boom", "RuntimeError: boom")
+LOST_PEER = RuntimeError("[/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:28389")
+LOST = describe_failure(0, "a", LOST_PEER)
+
+
+async def measured_on_ranks_that_fail(reported: Failure | None, died: dict[int, Exception]) -> Outcome:
+    ranks = ManualRanks()
+    keeper = new_keeper(ranks)
+    await keeper.prepare(LAYOUT, "block-0")
+    await keeper.opened(ranks.started[0], ENVIRONMENT)
+    measuring = asyncio.create_task(keeper.measure(JOB, LAYOUT, "block-0", 60.0))
+    assert await keeper.next_job(ranks.started[0]) == JOB
+    if reported:
+        await keeper.rank_failed(ranks.started[0], reported)
+    ranks.error = RanksFailed(died)
+    ranks.over.set()
+    return await measuring
+
+
+@pytest.mark.parametrize(
+    "reported, died, reason",
+    [
+        (BOOM, {1: LOST_PEER}, "RuntimeError: boom"),
+        (BOOM, {1: RuntimeError("killed by a signal")}, "RuntimeError: killed by a signal"),
+        (LOST, {1: RuntimeError("killed by a signal")}, "RuntimeError: killed by a signal"),
+        (LOST, {1: LOST_PEER}, "Connection closed by peer [127.0.0.1]:28389"),
+        (None, {1: LOST_PEER}, "Connection closed by peer [127.0.0.1]:28389"),
+    ],
+)
+def test_a_rank_that_lost_its_peer_gives_no_reason_if_another_one_does(
+    reported: Failure | None, died: dict[int, Exception], reason: str
+) -> None:
+    outcome = asyncio.run(measured_on_ranks_that_fail(reported, died))
+    assert outcome.status == "failed" and outcome.reason.endswith(reason)
 
 
 def test_a_gpu_of_two_groups_is_detected_by_its_uuid() -> None:

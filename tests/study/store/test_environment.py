@@ -13,7 +13,7 @@ import torch
 
 from study.cli import doctor
 from study.store import environment, nvml
-from study.store.environment import measuring_code, node_facts, rank_facts, readings
+from study.store.environment import cpu_governor, measuring_code, node_facts, rank_facts, readings
 
 CPU = torch.device("cpu")
 UUID = "GPU-8f6c2d1a-0000-4000-8000-000000000001"
@@ -216,3 +216,10 @@ def test_moving_modules_does_not_change_the_digest_of_the_code(tmp_path: Path) -
     )
     (packages / "windows.py").write_text(moved)
     assert measuring_code(flat) == measuring_code(packages) != measuring_code(other)
+
+
+def test_the_governor_of_the_cpu_is_recorded_if_the_system_says_it(tmp_path: Path) -> None:
+    assert cpu_governor(tmp_path) is None
+    (tmp_path / "scaling_governor").write_text("powersave\n")
+    assert cpu_governor(tmp_path) == "powersave"
+    assert "cpu_governor" in node_facts("a")
