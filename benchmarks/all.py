@@ -47,6 +47,7 @@ SMALL: dict[str, str] = {
     "truth.stopping": "--small --steps 100",
     "speed.storage": "--small --data-dir {results}/photos --make 64 --rounds 1"
     " --cases 'jpeg pil,lmdb torchvision,arrow_jpeg pil,arrow_raw'",
+    "cost.tracking": "--small",
     "cost.turnaround": "--isolated-trials 0",
     "cost.warm_cold": "--pairs 2",
     "speed.weak_scaling": "--device cpu --small --seconds 60",

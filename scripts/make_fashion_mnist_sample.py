@@ -20,7 +20,7 @@ from trainables.data.source import DataError
 MAX_BYTES = 6_000_000
 METADATA = {
     "source": "https://github.com/zalandoresearch/fashion-mnist",
-    "licence": "MIT, Copyright 2017 Zalando SE, https://tech.zalando.com; full text in README.md beside this file",
+    "licence": "MIT, Copyright 2017 Zalando SE, https://tech.zalando.com; full text in README.md next to this file",
     "command": "python -m scripts.make_fashion_mnist_sample --source DIR",
 }
 

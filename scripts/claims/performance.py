@@ -194,14 +194,14 @@ def _changes() -> list[float]:
 def _start_rows() -> list[tuple[str | Cell, ...]]:
     rows: list[tuple[str | Cell, ...]] = []
     for label, name in (("command to first warm-up", FIRST), ("a further group", FURTHER)):
-        median, slowest = figure(START, f"{name}, median"), figure(START, f"{name}, slowest")
+        median, slowest = figure(LATEST, f"{name}, median"), figure(LATEST, f"{name}, slowest")
         met = "met" if slowest.holds else "missed by the slowest"
-        aim = cell("at most {:0} s, " + met, goal(START, f"{name}, slowest"))
+        aim = cell("at most {:0} s, " + met, goal(LATEST, f"{name}, slowest"))
         rows.append((label, cell("{:1} s", median), cell("{:1} s", slowest), aim))
     return rows
 
 
-START, FIRST, FURTHER = "start-1gpu", "command to first warm-up", "a further group"
+LATEST, START, FIRST, FURTHER = "start-h200-later", "start-1gpu", "command to first warm-up", "a further group"
 
 
 def _forked_after() -> list[float]:
@@ -212,12 +212,17 @@ def _forked_after() -> list[float]:
 STUDY: Entries = [
     shows("starts", ("from", "median", "slowest", "goal"), _start_rows()),
     says(
-        "The goals are missed by the first command on this host: its first warm-up came after {} s. Its second "
-        "group took {} s",
-        figure(START, f"{FIRST}, slowest"),
-        figure(START, f"{FURTHER}, slowest"),
+        "and its first warm-up came after {} s. The goal",
+        number(min(row["to_first_warmup_s"] for row in samples(LATEST) if row["group"].endswith("-1"))),
     ),
-    says("about {}\nof them before the group was requested", number(2 * LIMIT_S)),
+    stated("The goal for this, 12 s, is missed", "goal"),
+    stated("on one H200 of a fresh host with 32 cores", "setting"),
+    says(
+        "took {} s to the first warm-up in the median, and {} s at most. A\nfurther group took {} s in the median, and "
+        "the slowest {} s, so both goals were missed",
+        *(figure(START, f"{name}, {which}") for name in (FIRST, FURTHER) for which in ("median", "slowest")),
+    ),
+    says("About {}\nof these seconds passed before the group was requested", number(2 * LIMIT_S)),
     says(
         "over NCCL, at most {} s after the request",
         number(max(row["rehearsed_after_s"] for row in samples(START) if row["process_began_after_s"] < 0)),
