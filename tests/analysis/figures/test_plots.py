@@ -228,7 +228,7 @@ def test_figures_of_the_collapsed_part_fit_a_phone(name: str) -> None:
         figure = PLOTS[name](committed_inputs("hpml-lab4")[0])
     assert figure is not None and figure.get_figwidth() == NARROW_INCHES
     render(figure)
-    assert all(axis.get_position().height * figure.get_figheight() > 0.3 for axis in figure.axes)
+    assert all(axis.get_position().height * figure.get_figheight() > 0.15 for axis in figure.axes)
 
 
 def test_note_on_hidden_panels_does_not_overlap() -> None:
