@@ -44,9 +44,9 @@ def page() -> str:
 
 
 def _description(name: str, table: Table, module: str) -> str:
-    """Return title, file, source and the meaning of the columns of a table."""
+    """Return title, file, source and the meaning of the columns of a table; its CSV also has those without a value."""
     headers: dict[str, list[str]] = {}
-    for column in table.columns if table.frame.empty else table.shown().columns:
+    for column in table.columns:
         if column.meaning:
             headers.setdefault(column.meaning, []).append(column.header)
     lines = [f"- *{', '.join(dict.fromkeys(alike))}*: {meaning}" for meaning, alike in headers.items()]

@@ -55,24 +55,30 @@ def speed_up(inputs: ReportInputs) -> Table:
 
 
 def compute_and_communication(inputs: ReportInputs) -> Table:
-    """Return Table 2: compute and exposed communication of a step, per batch."""
-    exposed = inputs.communication.exposed
+    """Return Table 2: compute and exposed communication of an epoch, or of a step if it is not known, per batch."""
+    exposed, epochs = inputs.communication.exposed, inputs.epoch_s
+    unit, what = ("s", "epoch") if epochs else ("ms", "step")
 
-    def communication(index: int) -> str:
-        return number(MS * float(exposed["exposed_s"][index]), 2) if index in exposed.index else MISSING
+    def times(index: int) -> tuple[float, float] | None:
+        """Return the time of an epoch or step, and the exposed communication in it."""
+        if index not in exposed.index or (epochs and index not in epochs):
+            return None
+        step_s = float(inputs.configurations["step_s"][index])
+        total = epochs[index] if epochs else MS * step_s
+        return total, total * float(exposed["exposed_s"][index]) / step_s
 
     def compute(index: int) -> str:
-        if index not in exposed.index:
-            return MISSING
-        step_s = float(inputs.configurations["step_s"][index])
-        return number(MS * (step_s - float(exposed["exposed_s"][index])), 2)
+        return MISSING if (found := times(index)) is None else number(found[0] - found[1], 3)
+
+    def communication(index: int) -> str:
+        return MISSING if (found := times(index)) is None else number(found[1], 3)
 
     return _table(
         inputs,
         "Table 2: Compute and Communication time for different Batch Size",
         {
-            "Compute (ms)": (compute, "step without exposed communication."),
-            "Comm (ms)": (communication, "exposed communication per step."),
+            f"Compute ({unit})": (compute, f"of one {what}, without exposed communication."),
+            f"Comm ({unit})": (communication, f"exposed communication in one {what}."),
         },
         smallest=2,
     )

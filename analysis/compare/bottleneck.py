@@ -42,9 +42,7 @@ class Region:
 
 WORDS: Mapping[str, Region] = {
     "host": Region("the host", "waiting for the host to issue work", "a larger batch, compilation or CUDA graphs"),
-    "load": Region(
-        "loading", "waiting for a batch", "more loader workers, or a format that is read and decoded faster"
-    ),
+    "load": Region("loading", "waiting for a batch", "more loader workers or a format that decodes faster"),
     "transfer": Region(
         "the copy to the device",
         "copying the batch to the device",
@@ -178,31 +176,26 @@ def _bound(shares: pd.DataFrame) -> pd.Series:
     return bound.where(sums.max(axis=1) >= BOUND_SHARE, "compute")
 
 
-def despite_compute(shares: pd.Series) -> str:
-    """Return that compute takes more than the bound, and why it is not the bound, as the end of a sentence; else "".
+def larger_compute(shares: pd.Series) -> str:
+    """Return the share of compute, if it is larger than that of the bound, as the end of a list of shares; else "".
 
-    shares: a row of `regions`. Parts that a change can remove count before compute from `BOUND_SHARE` on.
+    shares: a row of `regions`, whose rule lets parts that a change can remove count before compute. If that needs the
+    sum of several parts, it is listed too.
     """
     kind = str(shares["bound"])
     if kind == "compute" or not shares["compute"] > shares[kind]:
         return ""
-    text = f"; compute takes {percent(float(shares['compute']))}, "
-    if kind == "host":
-        return text + "but launches cannot keep up with it"
+    compute = f"; compute {percent(float(shares['compute']))}"
+    if kind == "host" or shares[kind] >= BOUND_SHARE:
+        return compute
     together = float(shares[list(next(names for names in _TOGETHER if kind in names))].astype(float).sum())
-    of = WORDS[kind].label if shares[kind] >= BOUND_SHARE else f"{_SUMS[kind]} ({percent(together)})"
-    return f"{text}but from {percent(BOUND_SHARE)} on, {of} counts first"
+    return f"; {_SUMS[kind]} {percent(together)}{compute}"
 
 
 _SUMS = {"load": "loading with its copy", "transfer": "the copy with loading"} | dict.fromkeys(
     COMMUNICATION, "all communication"
 )
 """The regions of `_TOGETHER` that are added up, by their largest part."""
-
-
-def of_step(part: str, row: pd.Series) -> str:
-    """Return what the share of a part refers to: the step, for loading on several ranks of the slowest one to load."""
-    return "of the step" + (" of the rank that waits longest" if part == "load" and row["world_size"] > 1 else "")
 
 
 def largest_gain(share: float) -> float:

@@ -7,6 +7,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -41,7 +42,7 @@ MOST_LABEL_LINES = 4
 MOST_COMMON = "most common settings"
 """Label of the configuration that has the most common value of every field."""
 
-_VISIBLE_SHARE = 0.003
+VISIBLE_SHARE = 0.005
 """Share of the longest bar of its panel below which a part is too small to recognise, and is not in the legend."""
 
 _MOST_NAMED = 2
@@ -149,14 +150,20 @@ def stacked_bars(
     x_label: str,
     totals: pd.Series | None = None,
     headline: int | None = None,
+    shades: Mapping[str, tuple[str, str]] | None = None,
 ) -> Figure:
     """Draw a stacked bar per configuration, labelled by the varying fields of `names`; see `_panels`.
 
     values: the parts in the unit of the axis, one row per configuration; negative ones are stacked to the left. labels:
     of all possible parts, at most as many as `COLOURS`; their order defines the colours. totals: marked across the bar.
-    headline: the configuration whose panel is shown in any case.
+    headline: the configuration whose panel is shown in any case. shades: further parts, with the part whose colour they
+    have, but darker, and their label.
     """
     colours = dict(zip(labels, COLOURS, strict=False))
+    for name, (part, label) in (shades or {}).items():
+        red, green, blue = (0.5 * value for value in to_rgb(colours[part]))
+        colours[name] = to_hex((red, green, blue))
+        labels = {**labels, name: label}
     varying = [name for name in names if configurations[name].nunique(dropna=False) > 1] or list(names[-1:])
     # A difference between steps may be small because a model is not slowed.
     found = _panels(configurations, values.abs().sum(axis=1), ranks, by_model=totals is None)
@@ -168,11 +175,12 @@ def stacked_bars(
     lines = max(label.count("\n") + 1 for label in bars.values())
     most = [max(len(panel) for _, panel in panels[i * columns : (i + 1) * columns]) for i in range(rows)]
     bar_inches = 0.08 + LINE_INCHES * lines
+    legend_inches = 0.9 + (0.1 * len(values.columns) if is_narrow() else 0)  # a phone has room for two columns
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
         figure, grid = plt.subplots(
             rows,
             columns,
-            figsize=(NARROW_INCHES if is_narrow() else 9.6, 0.9 + rows * 0.75 + bar_inches * sum(most)),
+            figsize=(NARROW_INCHES if is_narrow() else 9.6, legend_inches + rows * 0.75 + bar_inches * sum(most)),
             height_ratios=most,
             squeeze=False,
             layout="constrained",
@@ -205,7 +213,7 @@ def stacked_bars(
         handles: list[Any] = [
             Rectangle((0, 0), 1, 1, color=colours[name], label=labels[name])
             for name in values.columns
-            if largest[name] > _VISIBLE_SHARE
+            if largest[name] > VISIBLE_SHARE
         ]
         if totals is not None:
             handles.append(plt.Line2D([], [], color=INK, marker="|", linestyle="none", markersize=9, label="total"))

@@ -43,13 +43,14 @@ MOST_TICKS = 7
 
 
 def prediction_fan(analysis: ReportInputs) -> Figure | None:
-    """Efficiency: measured (95 % intervals), and predicted for more ranks (dashed; shaded: 95 % of new runs).
+    """Efficiency: measured (bands: 95 % intervals), and predicted for more ranks (dashed; bands: 95 % of new runs).
 
     Series that are host-bound, or whose scaling is not resolved, have no prediction. Beyond one node without a measured
     network there is no interval.
     """
     models = analysis.models
-    if not any(is_predicted(analysis, model) for model in models):
+    predicted = {model.number for model in models if is_predicted(analysis, model)}
+    if not predicted:
         return None
     ranks = study_ranks(analysis)
     excluded = (
@@ -63,9 +64,10 @@ def prediction_fan(analysis: ReportInputs) -> Figure | None:
     for model in models:
         by_field.setdefault(tuple(model.series.fields.get(name) for name in rest), []).append(model)
     panels = headline_shown(
-        list(by_field.items()),
+        [panel for panel in by_field.items() if any(model.number in predicted for model in panel[1])],
         lambda panel: any(analysis.headline in set(model.series.points["configuration"]) for model in panel[1]),
     )
+    models = [model for _, members in panels for model in members]
     labels = list(
         dict.fromkeys(held_batch(model, ranks) for model in sorted(models, key=lambda m: m.series.base_batch))
     )
@@ -75,15 +77,13 @@ def prediction_fan(analysis: ReportInputs) -> Figure | None:
     largest = max(
         max(FORECAST_FACTORS) * max(model.series.sizes[-1] for model in models), analysis.record.predict_to or 0
     )
-    curves = {model.number: _curves(analysis, model, largest) for model in models if is_predicted(analysis, model)}
+    curves = {model.number: _curves(analysis, model, largest) for model in models if model.number in predicted}
     drawn = [model for _, members in panels[: most_panels()] for model in members]
     measured = {model.number: _measured(analysis, model) for model in drawn}
     low, high = _limits([*measured.values(), *(curves[m.number][-1] for m in drawn if m.number in curves)])
-    # Lines that go on would cross the label of one that ends earlier.
-    with_legend = max(map(len, by_field.values())) > MOST_DIRECT_LABELS or any(
-        len({largest if model.number in curves else model.series.sizes[-1] for model in members}) > 1
-        for members in by_field.values()
-    )
+    with_legend = max(len(members) for _, members in panels) > MOST_DIRECT_LABELS
+    if not with_legend and any(model.number not in curves for model in drawn):  # labelled above or below its last point
+        low, high = max(0.0, low - 0.14 * (high - low)), high + 0.14 * (high - low)
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
         figure, axes = grid_of_axes(len(panels), sharey=True)
         has_interval = False
@@ -95,21 +95,22 @@ def prediction_fan(analysis: ReportInputs) -> Figure | None:
             axis.minorticks_off()
             axis.set_xlim(smallest / 1.2, largest * 1.2)
             axis.set_ylim(low, high)
-            ends = []
+            lines, ends = [], []
             for model in members:
                 label = held_batch(model, ranks)
                 colour, marker = colours[label], markers[label]
                 parts = [measured[model.number], *curves.get(model.number, ())]
-                _draw_measured(axis, parts[0], colour, marker)
+                _draw_measured(axis, parts[0], colour, marker, is_joined=len(parts) == 1)
                 has_interval |= _draw_curves(axis, parts[1:], colour)
+                lines.append(pd.concat(parts[1:] or parts))
                 last = parts[-1].iloc[-1]
                 ends.append(LineEnd(float(last["world_size"]), float(last["percent"]), label.partition(" per ")[0]))
             # Up to the last point only, so that it does not cross the labels.
-            axis.plot(
-                [smallest, max(end.x for end in ends)], [100, 100], color=INK, linestyle=(0, (1, 2)), linewidth=0.8
-            )
-            if with_legend:
-                ends = []
+            last_size = max(end.x for end in ends)
+            axis.plot([smallest, last_size], [100, 100], color=INK, linestyle=(0, (1, 2)), linewidth=0.8)
+            if not with_legend:
+                _label_early_ends(axis, ends, lines)
+            ends = [] if with_legend else [end for end in ends if end.x == last_size]
             label_ends(axis, ends)
             fields = {name: value for name, value in zip(rest, key, strict=True) if value not in (None, "")}
             title = configuration_label(fields, fields, ranks)
@@ -175,16 +176,41 @@ def _limits(parts: Iterable[pd.DataFrame]) -> tuple[float, float]:
     return max(0.0, low), max(102.0, high)
 
 
-def _draw_measured(axis: Any, points: pd.DataFrame, colour: Any, marker: str) -> None:
+def _draw_measured(axis: Any, points: pd.DataFrame, colour: Any, marker: str, *, is_joined: bool) -> None:
+    """Draw the points of a series with their band of intervals. is_joined: a line joins them, for there is no law."""
     is_wide = points["is_wide"]
     shown, hidden = points[~is_wide], points[is_wide]
+    if is_joined:
+        axis.plot(points["world_size"], points["percent"], color=colour, linewidth=1.3)
     axis.plot(
         shown["world_size"], shown["percent"], linestyle="none", marker=marker, color=colour, markersize=5,
         markeredgewidth=0,
     )  # fmt: skip
     hollow(axis, hidden["world_size"], hidden["percent"], colour, marker)
-    shown = shown.dropna(subset="percent_low")
-    axis.vlines(shown["world_size"], shown["percent_low"], shown["percent_high"], color=colour, linewidth=1)
+    if shown["percent_low"].notna().any():
+        low, high = (shown[f"percent_{end}"].fillna(shown["percent"]) for end in ("low", "high"))
+        axis.fill_between(shown["world_size"], low, high, color=colour, alpha=0.18, linewidth=0)
+
+
+def _label_early_ends(axis: Any, ends: Sequence[LineEnd], lines: Sequence[pd.DataFrame]) -> None:
+    """Label the lines that end before others, above or below their last point: on the side with more room."""
+    early = [number for number, end in enumerate(ends) if end.x < max(end.x for end in ends)]
+    for number in early:
+        end = ends[number]
+        if sum(ends[other].x == end.x for other in early) > 1:
+            continue
+        others = [
+            float(np.interp(np.log2(end.x), np.log2(line["world_size"].astype(float)), line["percent"])) - end.y
+            for other, line in enumerate(lines)
+            if other != number
+        ]
+        above, below = (min((sign * y for y in others if sign * y >= 0), default=np.inf) for sign in (1, -1))
+        axis.annotate(
+            end.shown, (end.x, end.y), xytext=(0, 7 if above >= below else -7), textcoords="offset points",
+            ha="center", va="bottom" if above >= below else "top", fontsize=8.5, annotation_clip=False,
+        )  # fmt: skip
+    shared = [ends[number] for number in early if sum(ends[other].x == ends[number].x for other in early) > 1]
+    label_ends(axis, shared)
 
 
 def _draw_curves(axis: Any, curves: Sequence[pd.DataFrame], colour: Any) -> bool:

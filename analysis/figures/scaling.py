@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from analysis.compare.one_field import like_headline
 from analysis.compare.scaling import STRONG, WEAK
-from analysis.figures.bars import stacked_bars
+from analysis.figures.bars import VISIBLE_SHARE, stacked_bars
 from analysis.figures.style import (
     INK,
     MARKERS,
@@ -133,7 +133,8 @@ def _line(axis: Any, series: pd.DataFrame, colour: Any, marker: str, label: str)
 def phases(analysis: Analysis) -> Figure | None:
     """Phases of a step with instruments (mean over ranks), one bar per configuration.
 
-    One panel per batch, or per batch and models of similar speed, each with its own scale.
+    The backward pass hides a part of the all-reduces; the part that it does not hide (exposed) is dark. One panel per
+    batch, or per batch and models of similar speed, each with its own scale.
     """
     configurations = analysis.configurations
     if configurations.empty:
@@ -146,7 +147,9 @@ def phases(analysis: Analysis) -> Figure | None:
     if is_brief() and count > MOST_BRIEF_BARS:
         configurations = configurations.loc[like_headline(configurations, facet_fields(analysis), analysis.headline)]
     values = values.loc[configurations.index].fillna(0.0)
-    drawn = [name for name in PHASES if (values[name] > 0).any()]
+    values = _with_exposed(values, analysis.communication.exposed)
+    shares = values.div(values.sum(axis=1), axis=0).max()
+    drawn = [name for name, share in shares.items() if share >= VISIBLE_SHARE]
     if len(drawn) < 2:
         return None
     ranks = study_ranks(analysis)
@@ -154,10 +157,35 @@ def phases(analysis: Analysis) -> Figure | None:
     # Colours follow this order, so that phases common to most strategies come first.
     labels = {name: PHASE_LABELS[name] for name in sorted(PHASES, key=lambda name: name in OPTIONAL_PHASES)}
     figure = stacked_bars(
-        configurations, values[drawn], labels, names, ranks, "time per step (ms)", headline=analysis.headline
+        configurations,
+        values[drawn],
+        labels,
+        names,
+        ranks,
+        "time per step (ms)",
+        headline=analysis.headline,
+        shades={_EXPOSED: ("backward_s", "exposed all-reduces")},
     )
     if len(configurations) < count:
         note = f"{len(configurations)} of {count} configurations: those most like the card's"
         mark_brief(figure)
         figure.supxlabel(filled(note, 48 if is_narrow() else 100), fontsize=TEXT["font.size"], color=INK)
     return figure
+
+
+_EXPOSED = "exposed_s"
+
+
+def _with_exposed(values_ms: pd.DataFrame, exposed: pd.DataFrame) -> pd.DataFrame:
+    """Return the phases with the exposed all-reduces apart from the backward pass, whose phase contains them.
+
+    They were measured in another window, so they are at most as long as that phase. What is hidden takes no time of its
+    own. Of strategies that are traced, some are in the forward pass. exposed: the communication breakdown.
+    """
+    parts = list(values_ms)
+    exposed = exposed[~exposed["traced"].eq(True)]
+    apart_ms = 1e3 * exposed[_EXPOSED].reindex(values_ms.index).astype(float).fillna(0.0)
+    apart_ms = apart_ms.clip(lower=0.0, upper=values_ms["backward_s"])
+    values_ms = values_ms.assign(backward_s=values_ms["backward_s"] - apart_ms, **{_EXPOSED: apart_ms})
+    place = parts.index("backward_s") + 1
+    return values_ms[[*parts[:place], _EXPOSED, *parts[place:]]]

@@ -16,10 +16,13 @@ from analysis.figures.bars import identifying_label
 from analysis.figures.style import (
     INK,
     LINE_INCHES,
+    NARROW_INCHES,
     STYLE,
     TEXT,
     column_count,
+    filled,
     grid_of_axes,
+    is_narrow,
     legend,
     outer_labels,
     wrapped,
@@ -90,12 +93,17 @@ def timeline(analysis: Analysis) -> Figure | None:
     spans = [(1e3 * start, 1e3 * end) for start, end in communication_spans(rows)]
     lengths = [end - start for start, end in spans]
     shown, step = (number(ms, 3 if ms < 1 else 1) for ms in (sum(lengths), 1e3 * rows["end_s"].max()))
-    title = textwrap.fill(f"{label}: {shown} ms around the all-reduces of a step of {step} ms", 100)
+    title = f"{label}: {shown} ms around the all-reduces of a step of {step} ms"
+    title = textwrap.fill(title, 44 if is_narrow() else 100)
+    legend_inches = 1.2 + (0.16 * len(_SPAN_LABELS) if is_narrow() else 0)
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
         figure, grid = plt.subplots(
             1,
             len(spans),
-            figsize=(9.6, 1.2 + LINE_INCHES * (1 + title.count("\n")) + 0.5 * len(ranks)),
+            figsize=(
+                NARROW_INCHES if is_narrow() else 9.6,
+                legend_inches + LINE_INCHES * (1 + title.count("\n")) + 0.5 * len(ranks),
+            ),
             sharey=True,
             squeeze=False,
             width_ratios=lengths,
@@ -119,17 +127,17 @@ def timeline(analysis: Analysis) -> Figure | None:
                     edgecolor=INK,
                 )
             axis.set_xlim(low, high)
-            axis.xaxis.set_major_locator(MaxNLocator(max(1, int(9 * (high - low) / sum(lengths)))))
+            axis.xaxis.set_major_locator(
+                MaxNLocator(max(1, int((4 if is_narrow() else 9) * (high - low) / sum(lengths))))
+            )
             axis.ticklabel_format(axis="x", useOffset=False)
             axis.grid(visible=False, axis="y")
         axes[0].set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
         axes[0].set_ylim(len(ranks) - 0.5, -0.5)
         axes[0].set_title(title, loc="left")
-        figure.supxlabel(
-            "time since the start of the rank's step "
-            f"(ms){'; gaps without all-reduces are cut' if len(spans) > 1 else ''}",
-            fontsize=TEXT["font.size"],
-        )
+        cut = "; gaps without all-reduces are cut" if len(spans) > 1 else ""
+        below = filled(f"time since the start of the rank's step (ms){cut}", 48 if is_narrow() else 100)
+        figure.supxlabel(below, fontsize=TEXT["font.size"])
         legend(
             figure,
             [

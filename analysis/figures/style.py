@@ -59,8 +59,10 @@ MOST_LINES = 6
 
 MARKERS = "oDs^vPX*"
 
-MOST_INTERVAL = 0.8
-"""Maximum share of an axis that an interval takes, so that its ends are visible."""
+MOST_INTERVAL = 0.5
+"""Maximum share of an axis that an interval takes, so that its ends are visible, and it does not look like the range
+of all values.
+"""
 
 
 @contextmanager

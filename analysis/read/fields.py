@@ -61,7 +61,9 @@ class Fields:
 
         A user's workload brings its own model and data, and texts have no image size.
         """
-        replaced: tuple[str, ...] = ("model", "dataset", "sequence_length") if trial.get("workload") else ()
+        workload = trial.get("workload")
+        is_own = isinstance(workload, str) and workload != ""  # in a row of several studies it may be NaN
+        replaced: tuple[str, ...] = ("model", "dataset", "sequence_length") if is_own else ()
         replaced = ("image_size",) if trial.get("model") in self.sequence_models and not replaced else replaced
         return [name for name in names if name not in replaced and self[name].has_effect(trial, self.facts)]
 

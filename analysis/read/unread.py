@@ -17,7 +17,7 @@ def unread_axes(trials: pd.DataFrame) -> dict[str, tuple[Any, ...]]:
         return {}
     found: dict[str, tuple[Any, ...]] = {}
     for _, part in trials[trials["workload"].fillna("") != ""].groupby("workload"):
-        for name in sorted(_unread(part)):
+        for name in sorted(unread_fields(part)):
             values = tuple(part[name].dropna().unique()) if name in part else ()
             if len(values) > 1:
                 found[name] = values
@@ -37,8 +37,8 @@ def with_merged_axes(results: Results) -> Results:
     return dataclasses.replace(results, trials=trials)
 
 
-def _unread(trials: pd.DataFrame) -> set[str]:
-    """Return the fields that no rank of any done trial read. Empty if a trial has no record of it."""
+def unread_fields(trials: pd.DataFrame) -> set[str]:
+    """Return the fields that no rank of any done trial read; empty if a trial has no record of it."""
     unread: set[str] | None = None
     for environment in trials.loc[trials["status"] == "done", "environment"]:
         for rank in (environment or {}).get("ranks") or [{}]:

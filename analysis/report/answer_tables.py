@@ -20,6 +20,7 @@ from analysis.study import Analysis, study_ranks, workload_label
 from analysis.tables.communication import exposed_cost
 from analysis.tables.phases import phases
 from analysis.tables.predictions import series_label
+from analysis.tables.scaling import throughput
 from analysis.tables.table import RATIO_ESTIMATE, Column, Table, axis_columns
 from analysis.text import (
     MISSING,
@@ -63,13 +64,25 @@ def shortened(table: Table, rows: int = MOST_ROWS) -> Table:
     return replace(table, frame=table.frame.head(rows), note=note).telling()
 
 
-def spread(table: Table, rows: int = MOST_ROWS) -> Table:
-    """Return the same as `shortened`, but with rows at equal distances from the first to the last."""
-    count = len(table.frame)
-    if count > rows:
-        places = [round(place * (count - 1) / (rows - 1)) for place in range(rows)]
-        table = replace(table, frame=table.frame.iloc[places], note=f"{rows} of {count} rows, evenly spread.")
-    return shortened(table, rows)
+def fastest(analysis: Analysis, rows: int = MOST_ROWS) -> Table:
+    """Tabulate throughputs. Of many rows, the card's and their references come first, then those on the most ranks.
+
+    Others follow at equal distances. All keep their order.
+    """
+    table = throughput(analysis)
+    ranks, count = table.frame["world_size"], len(table.frame)
+    if count <= rows:
+        return shortened(table, rows)
+    of_card = [headline.configuration for headline in analysis.headlines]
+    of_card += [int(own.scaling["reference"]) for own in analysis.headlines if own.scaling is not None]
+    chosen: set[int] = set()
+    for candidates in (of_card, ranks.index[ranks == ranks.max()], ranks.index):
+        left = [index for index in dict.fromkeys(candidates) if index not in chosen]
+        room = min(rows - len(chosen), len(left))
+        chosen |= {left[round(place * (len(left) - 1) / max(1, room - 1))] for place in range(room)}
+    first = "the card's, those on the most ranks" if (ranks < ranks.max()).any() else "the card's"
+    note = f"{rows} of {count} rows: {first}, and others evenly spread."
+    return shortened(replace(table, frame=table.frame[table.frame.index.isin(chosen)], note=note), rows)
 
 
 def largest_steps(ladder: Table, rows: pd.DataFrame) -> Table:
@@ -199,7 +212,7 @@ def workloads(analysis: Analysis) -> Table:
                 Column("world_size", field_label("world_size", ranks), decimals=0),
                 Column("throughput_samples_per_s", "samples/s", "of all ranks together.", interval=True, is_main=True),
                 Column("step_s", "step (ms)", "of the slowest rank.", 1e3),
-                Column("bound", "bound by", "what limits the step.", optional=True),
+                Column("bound", "bound by", "what limits the step."),
             ),
             frame,
         )
@@ -354,7 +367,7 @@ def outlook(analysis: ReportInputs) -> Table:
             "caveat",
         ),  # fmt: skip
         Column("efficiency", "efficiency (%)", "predicted, not measured.", 100, 1),
-        Column("throughput_samples_per_s", "samples/s", "predicted, not measured.", optional=True),
+        Column("throughput_samples_per_s", "samples/s", "predicted, not measured."),
         Column("held_out_error", "held-out error (%)", "of the largest measured size, predicted without it.", 100, 1),
     )
     if not models:

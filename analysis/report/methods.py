@@ -35,10 +35,10 @@ def methods(analysis: ReportInputs) -> str:
 
 def _what(analysis: Analysis) -> str:
     count = int((analysis.results.trials["status"] == "done").sum())
-    models, data, devices = trained(analysis)
+    models, data, devices = trained(analysis, in_prose=True)
     subject = f"{models or 'a program'}{f' on {data}' if data else ''}"
     name = f"scaling-study {version()} [scaling-study]" if CITATION.exists() else "scaling-study"
-    return f"We trained {subject}, with {devices}, in {count} trials of {name}."
+    return f"We trained {subject}, with {devices}, in {_counted(count, 'trial')} of {name}."
 
 
 def _repeats(analysis: Analysis) -> list[str]:
@@ -49,7 +49,12 @@ def _repeats(analysis: Analysis) -> list[str]:
     repeats = "once" if most == 1 else f"{fewest} times" if fewest == most else f"{fewest} to {most} times"
     own_groups = most > 1 and (configurations["throughput_group_names"].map(len) == configurations["n"]).all()
     processes = ", each time in newly started processes" if own_groups else ""
-    return [f"Each of the {len(configurations)} configurations ran {repeats}{processes}."]
+    subject = "The configuration" if len(configurations) == 1 else f"Each of the {len(configurations)} configurations"
+    return [f"{subject} ran {repeats}{processes}."]
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _training(analysis: Analysis) -> list[str]:
@@ -59,8 +64,9 @@ def _training(analysis: Analysis) -> list[str]:
     seeds = accuracy.cells["n"][accuracy.cells["n"] > 0]
     if seeds.empty:
         return []
+    noun = "seed" if seeds.max() == 1 else "seeds"
     return [
-        f"Accuracies are those of held-out samples after the last epoch, means over {_range(seeds)} seeds, with "
+        f"Accuracies are those of held-out samples after the last epoch, means over {_range(seeds)} {noun}, with "
         f"{percent(CONFIDENCE)} intervals of differences by Welch's t, or of pairs with equal seeds at "
         "the same global batch."
     ]

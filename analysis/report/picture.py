@@ -67,15 +67,13 @@ def first_drawn(
         if figure.name in known:
             continue
         with brief():
-            picture = draw(inputs, figure, tables, for_phones=True)
+            picture = draw(inputs, figure, tables)
         if picture and len(picture.svg) <= MOST_VISIBLE_CHARACTERS:
             return picture
     return None
 
 
-def draw(
-    inputs: ReportInputs, figure: Figure, tables: Mapping[str, Table], *, for_phones: bool = False
-) -> Picture | None:
+def draw(inputs: ReportInputs, figure: Figure, tables: Mapping[str, Table]) -> Picture | None:
     """Draw a figure; return None if there is nothing to draw. tables: those of the report, by section.
 
     The name of a figure that shows only a part of itself ends in `BRIEF`.
@@ -85,7 +83,7 @@ def draw(
         return None
     svg, png = render(drawing)
     narrow_svg = None
-    if for_phones and _width_points(svg) > 72 * NARROW_INCHES + 1:
+    if _width_points(svg) > 72 * NARROW_INCHES + 1:
         with narrow():
             small = figure.draw(inputs)
         narrow_svg = None if small is None else render_svg(small)

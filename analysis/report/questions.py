@@ -25,7 +25,7 @@ from analysis.tables.accuracy import accuracy_table, lossless_batch
 from analysis.tables.batch_size import batch_size, ladder
 from analysis.tables.one_field import levers, parallel
 from analysis.tables.phases import unmeasured
-from analysis.tables.scaling import speed_up_weak_table, throughput
+from analysis.tables.scaling import speed_up_weak_table
 from analysis.tables.table import Table
 from analysis.verdict import accuracy as accuracy_verdict
 from analysis.verdict import study as study_verdict
@@ -121,7 +121,7 @@ def _short(make: Callable[[ReportInputs], Table]) -> Callable[[ReportInputs], Ta
 
 def _fastest(title: str, *figures: Figure) -> Question:
     """Return a study's own question that the table of throughputs answers. Of a long one, each part has rows."""
-    return Question("own", title, _best, lambda inputs: tables.spread(throughput(inputs)), figures)
+    return Question("own", title, _best, tables.fastest, figures)
 
 
 OWN: Mapping[str, Question] = {

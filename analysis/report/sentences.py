@@ -6,7 +6,7 @@ import pandas as pd
 
 from analysis.checks.finding import Finding
 from analysis.compare.best import without_emulated
-from analysis.compare.bottleneck import WORDS, despite_compute, faster_compute, fewer_launches, largest_gain, of_step
+from analysis.compare.bottleneck import WORDS, faster_compute, fewer_launches, larger_compute, largest_gain
 from analysis.compare.causes import LEAST_LOST, visible_causes
 from analysis.compare.communication_cost import AUDIT_BUDGET, flagged_trials
 from analysis.compare.scaling import STRONG, WEAK
@@ -37,7 +37,7 @@ from analysis.text import (
 from analysis.verdict.accuracy import points, wide_half_width
 from analysis.verdict.answer import unmeasured
 from analysis.verdict.bottleneck import NOISE, launching
-from analysis.verdict.communication import late_ranks
+from analysis.verdict.communication import latest_rank
 from analysis.verdict.lines.improve import MORE_CHANGES, none_applies
 from analysis.verdict.lines.scaling import fewer_and_faster, without_breakdown, without_series
 from analysis.verdict.lines.step import skips_communication
@@ -124,7 +124,7 @@ def what_ran(analysis: Analysis) -> list[str]:
 
 
 def holds_back(analysis: Analysis) -> list[str]:
-    """State what bounds the headline configuration, the largest cause of lost ranks, and which rank is late."""
+    """State what bounds the headline configuration, then the largest cause of lost ranks, or which rank is late."""
     if analysis.headline is None:
         return []
     sentences = []
@@ -154,18 +154,18 @@ def holds_back(analysis: Analysis) -> list[str]:
             sentences.append(f"{strategy} has no communication breakdown: these parts include its communication.")
         else:
             sentences.append("Communication was not measured separately: rerun with --set communication_steps=10.")
-    if len(sentences) < 2 and (late := late_ranks(analysis)):
+    if len(sentences) < 2 and (late := latest_rank(analysis)):
         sentences.append(late)
     return sentences
 
 
 def _takes(analysis: Analysis, bound: str) -> str:
-    """Return how much of the headline's step the part takes that bounds it, and compute if that takes more."""
+    """Return how much of the headline's step the part takes that bounds it, and compute if its share is larger."""
     shares = analysis.headline_regions
     share, words = float(shares[bound]), WORDS[bound]
     if not share > 0:  # or unknown
         return f": {launching(analysis.headline_row)}" if bound == "host" else ""
-    shown = f"{percent(share)} {of_step(bound, analysis.headline_row)}{despite_compute(shares)}"
+    shown = f"{percent(share)} of the step{larger_compute(shares)}"
     return f", {shown}" if words.takes == words.label else f": {words.takes}, {shown}"
 
 

@@ -24,7 +24,6 @@ _CONCURRENT = Column(
     "trainings that ran at the same time on a host, each on its own GPU or core; their times differ from those of a "
     "single one.",
     decimals=0,
-    optional=True,
 )
 
 
@@ -54,7 +53,6 @@ def accuracy_table(analysis: Analysis) -> Table:
                 "standard deviation over seeds, in percentage points.",
                 1,
                 2,
-                optional=True,
             ),
             Column(
                 "difference_percent",
@@ -78,15 +76,13 @@ def accuracy_table(analysis: Analysis) -> Table:
                 1,
                 2,
                 True,
-                optional=True,
             ),
-            Column("top5_percent", "top-5 (%)", "correct answer among the five most likely.", 1, 2, optional=True),
+            Column("top5_percent", "top-5 (%)", "correct answer among the five most likely.", 1, 2),
             Column(
                 "train_loss",
                 "training loss",
                 "of the last epoch; label smoothing raises it.",
                 decimals=3,
-                optional=True,
             ),
             _SEEDS,
             _CONCURRENT,
@@ -111,7 +107,6 @@ _CRITICAL_BATCHES = tuple(
         f"2018), {over} [95 % interval, jackknife over blocks of epochs].",
         decimals=0,
         interval=True,
-        optional=True,
     )
     for suffix, of, over in (
         ("", "", "over all epochs"),
@@ -160,7 +155,6 @@ def lossless_batch(analysis: Analysis) -> Table:
                 "the next larger measured batch.",
                 decimals=0,
                 is_main=True,  # the next column is about it
-                optional=True,
             ),
             Column(
                 "failing_difference_percent",
@@ -169,10 +163,9 @@ def lossless_batch(analysis: Analysis) -> Table:
                 1,
                 2,
                 True,
-                optional=True,
             ),
             *_CRITICAL_BATCHES,
-            Column("critical_from", "estimated from", "cell and seeds.", optional=True),
+            Column("critical_from", "estimated from", "cell and seeds."),
         ),
         frame,
         "The largest lossless batch is measured. The critical batch is an estimate from gradients at another batch, "
@@ -222,7 +215,7 @@ def time_to_target(analysis: Analysis) -> Table:
                 interval=True,
             ),
             Column("hours_to_target", f"{ranks[0]}-hours", f"{ranks[1]} × time.", decimals=4),
-            Column("money_to_target", "cost", f"{currency}.", decimals=4, optional=True),
+            Column("money_to_target", "cost", f"{currency}.", decimals=4),
             _SEEDS,
             _CONCURRENT,
         ),

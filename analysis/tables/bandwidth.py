@@ -53,7 +53,6 @@ def bandwidth(analysis: Analysis) -> Table:
                 "the same buckets one after another on the same, otherwise idle ranks.",
                 1e3,
                 2,
-                optional=True,
             ),
             Column(
                 "ceiling_bus_bytes_per_s",
@@ -61,7 +60,6 @@ def bandwidth(analysis: Analysis) -> Table:
                 "bus bandwidth of these.",
                 1 / GB,
                 2,
-                optional=True,
             ),
             Column(
                 "utilisation",
@@ -69,7 +67,6 @@ def bandwidth(analysis: Analysis) -> Table:
                 "t, otherwise idle / t, both summed over the median buckets.",
                 1e2,
                 1,
-                optional=True,
             ),
             Column(
                 "step_time_difference_bus_bytes_per_s",
@@ -78,7 +75,6 @@ def bandwidth(analysis: Analysis) -> Table:
                 "contention but omits hidden communication, so it overstates bandwidth if overlap is good.",
                 1 / GB,
                 2,
-                optional=True,
             ),
             N_COLUMN,
         ),

@@ -38,7 +38,6 @@ def batch_size(analysis: Analysis) -> Table:
                 1 / GIB,
                 2,
                 share="memory_share",
-                optional=True,
             ),
             Column(
                 "outcome", "outcome", "the largest batch that fits is known only if a larger one ran out of memory."
@@ -84,9 +83,7 @@ def ladder(analysis: Analysis) -> Table:
                 decimals=2,
                 interval=True,
             ),
-            Column(
-                "trained_percent", "accuracy (%)", _trained_note(analysis), decimals=2, interval=True, optional=True
-            ),
+            Column("trained_percent", "accuracy (%)", _trained_note(analysis), decimals=2, interval=True),
             N_COLUMN,
         ),
         _with_first_step(analysis.ladder),

@@ -65,8 +65,8 @@ _UNCOVERED = (
 _SECONDS = (
     Column("hidden_live_s", "hidden, live (ms)", _HIDDEN, 1e3, 3),
     Column("hidden_trace_s", "hidden, trace (ms)", _HIDDEN, 1e3, 3),
-    Column("wire_live_s", "wire time, live (ms)", _WIRE, 1e3, 3, optional=True),
-    Column("wire_trace_s", "wire time, trace (ms)", _WIRE, 1e3, 3, optional=True),
+    Column("wire_live_s", "wire time, live (ms)", _WIRE, 1e3, 3),
+    Column("wire_trace_s", "wire time, trace (ms)", _WIRE, 1e3, 3),
     Column("uncovered_s", "uncovered (ms)", _UNCOVERED, 1e3, 3),
     Column("exposed_live_s", "exposed, live (ms)", _EXPOSED, 1e3, 3),
     Column("exposed_trace_s", "exposed, trace (ms)", _EXPOSED, 1e3, 3),
@@ -103,7 +103,7 @@ def trace(analysis: Analysis) -> Table:
             Column(
                 "holds", "agree", "on every traced rank, the live exposed time is within 5 % or 0.1 ms of the trace."
             ),
-            Column("problem", "problem", "why a trace could not be used.", optional=True),
+            Column("problem", "problem", "why a trace could not be used."),
         ),
         frame.join(fields).reset_index(),
         "The same steps as measured by the communication hook and by the profiler; means over steps and traced "

@@ -45,7 +45,6 @@ def communication(analysis: Analysis) -> Table:
             "queueing_s",
             "queueing",
             f"total time for which ready buckets wait for earlier ones; not included in the {what}.",
-            optional=True,
         ),
         Column(
             "hidden_s",
@@ -142,7 +141,6 @@ def exposed_cost(analysis: Analysis) -> Table:
                 f"plain step on one {ranks[0]} with the same batch per {ranks[0]}.",
                 _MS,
                 decimals,
-                optional=True,
             ),
             Column(
                 "step_time_difference_s",
@@ -151,14 +149,12 @@ def exposed_cost(analysis: Analysis) -> Table:
                 _MS,
                 decimals,
                 True,
-                optional=True,
             ),
             Column(
                 "reading",
                 "largest reason for the difference",
                 f"the largest part of the slowdown that makes N minus 1 {ranks[0]} differ from live; the two agree if "
                 "they differ by less than 2 % of a step.",
-                optional=True,
             ),
             N_COLUMN,
         ),
@@ -183,7 +179,7 @@ def slowdown(analysis: Analysis) -> Table:
     frame = frame.assign(**parts_s, **shares_of(parts_s, total_s).add_suffix("_share"))
     decimals = _typical_decimals(frame["growth_s"] * _MS)
     parts = [
-        Column(name, f"{label} (ms)", _SLOWDOWN_MEANINGS[name], _MS, decimals, share=f"{name}_share", optional=True)
+        Column(name, f"{label} (ms)", _SLOWDOWN_MEANINGS[name], _MS, decimals, share=f"{name}_share")
         for name, label in SLOWDOWN_LABELS.items()
     ]
     axes = axis_columns(analysis)
@@ -258,7 +254,6 @@ def audit(analysis: Analysis) -> Table:
                 "communication / plain",
                 "wall time per step with the communication hook / without.",
                 decimals=3,
-                optional=True,
             ),
         ),
         flagged_trials(analysis.measured),

@@ -16,7 +16,7 @@ _GPU_STATE = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
 
 def _range(name: str, when: str, header: str, decimals: int, meaning: str) -> Column:
     low, high = f"{name}_{when}_low", f"{name}_{when}_high"
-    return Column(low, header, meaning, decimals=decimals, up_to=high, optional=True)
+    return Column(low, header, meaning, decimals=decimals, up_to=high)
 
 
 _TRIALS = Column("trials", "trials", "number of done trials.", decimals=0)
@@ -38,9 +38,9 @@ _GPU_COLUMNS = (
     Column("uuid", "UUID", "identifies the GPU to the driver."),
     Column("name", "GPU", "model."),
     Column("driver", "driver", "version."),
-    Column("pcie", "PCIe", "maximum generation and lanes; idle links step down.", optional=True),
-    Column("nvlinks", "NVLinks", "number of active links.", decimals=0, optional=True),
-    Column("nvlink_version", "NVLink version", "of the active links.", optional=True),
+    Column("pcie", "PCIe", "maximum generation and lanes; idle links step down."),
+    Column("nvlinks", "NVLinks", "number of active links.", decimals=0),
+    Column("nvlink_version", "NVLink version", "of the active links."),
     _range("sm_clock_mhz", "before", "SM clock before (MHz)", 0, "clock of the multiprocessors before the warm-up."),
     _range("sm_clock_mhz", "after", "SM clock after (MHz)", 0, "the same, right after the timed windows."),
     _range("memory_clock_mhz", "after", "memory clock (MHz)", 0, "right after the timed windows."),
@@ -50,7 +50,6 @@ _GPU_COLUMNS = (
         "slowed_by",
         "throttled by",
         "reasons reported by NVML before or after, with the number of trials.",
-        optional=True,
     ),
     _TRIALS,
 )
@@ -60,14 +59,13 @@ _RANK_COLUMNS = (
     Column("host", "host", "host of the rank."),
     Column("device", "device", "UUID, or name if it has none."),
     Column("threads", "threads", "of the rank's process, without its loaders.", decimals=0),
-    Column("affinity", "CPU affinity", "cores that its process may use.", optional=True),
+    Column("affinity", "CPU affinity", "cores that its process may use."),
     Column(
         "peak_memory_bytes",
         "peak allocated (GiB)",
         "maximum memory of tensors in any trial.",
         1 / GIB,
         2,
-        optional=True,
     ),
     Column(
         "peak_reserved_bytes",
@@ -75,7 +73,6 @@ _RANK_COLUMNS = (
         "maximum memory held by PyTorch's allocator.",
         1 / GIB,
         2,
-        optional=True,
     ),
     _TRIALS,
 )

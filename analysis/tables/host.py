@@ -46,7 +46,6 @@ def host(analysis: Analysis) -> Table:
             "host time to launch this part / GPU time of its kernels.",
             1e3,
             2,
-            optional=name in ("loss_s", "after_backward_s"),
             paired_with=busy,
         )
         for name, launch, busy in zip(LAUNCHED, LAUNCHES, BUSY, strict=True)
@@ -70,7 +69,6 @@ def host(analysis: Analysis) -> Table:
                 "ratio for the complete step. Above 1 the host is slower: without launch time, and if nothing else "
                 "limits the step, it would be at most this many times as fast.",
                 decimals=2,
-                optional=True,
             ),
             Column("step_s", "step (ms)", "plain step, without instrumentation.", 1e3, 2),
             Column(
@@ -79,7 +77,6 @@ def host(analysis: Analysis) -> Table:
                 "(kernels + copy of the batch) / plain step. The rest is waiting for the host, for a batch, or for "
                 "gradients (exposed communication does not count as busy).",
                 decimals=0,
-                optional=True,
             ),
             Column(
                 "previous_percent",
@@ -145,7 +142,6 @@ def transfer(analysis: Analysis) -> Table:
                 1e3,
                 2,
                 paired_with="synced_host_transfer_s",
-                optional=True,
             ),
             Column(
                 "host_to_device_s",
@@ -166,7 +162,6 @@ def transfer(analysis: Analysis) -> Table:
                 "copies hide, including the lead of the host that waiting gives up.",
                 1e3,
                 2,
-                optional=True,
             ),
             N_COLUMN,
         ),

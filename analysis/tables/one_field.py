@@ -14,22 +14,17 @@ _STEP = Column(
     "step_s", "step time (ms)", "plain step, without instrumentation; geometric mean over worker groups.", 1e3
 )
 _THROUGHPUT = Column("throughput_samples_per_s", "throughput (samples/s)", "geometric mean over worker groups.")
-_MEMORY = Column(
-    "peak_memory_bytes", "peak memory (GiB)", "largest of all ranks; 1 GiB = 2³⁰ bytes.", 1 / GIB, 2, optional=True
-)
-_LOAD = Column(
-    "load_wait_s", "load wait (ms)", "wait of a step for its batch, mean over steps and ranks.", 1e3, 2, optional=True
-)
+_MEMORY = Column("peak_memory_bytes", "peak memory (GiB)", "largest of all ranks; 1 GiB = 2³⁰ bytes.", 1 / GIB, 2)
+_LOAD = Column("load_wait_s", "load wait (ms)", "wait of a step for its batch, mean over steps and ranks.", 1e3, 2)
 _EXPOSED = Column(
     "exposed_s",
     "exposed (ms)",
     "exposed communication: all-reduces that the backward pass does not hide.",
     1e3,
     2,
-    optional=True,
 )
-_HOST = Column("step_launch_s", "host (ms)", "host time to launch a step on an idle GPU.", 1e3, 2, optional=True)
-_BUSY = Column("busy_s", "kernels (ms)", "GPU time of a step's kernels, back to back.", 1e3, 2, optional=True)
+_HOST = Column("step_launch_s", "host (ms)", "host time to launch a step on an idle GPU.", 1e3, 2)
+_BUSY = Column("busy_s", "kernels (ms)", "GPU time of a step's kernels, back to back.", 1e3, 2)
 _REFERENCE = Column(
     "against", "reference", "the value that a row is compared with: that of the first row of its block."
 )
@@ -63,7 +58,6 @@ _PRECISION = _Comparison(
             "final loss",
             "mean of the last tenth of the plain window, over all ranks; median of the repeats.",
             decimals=3,
-            optional=True,
         ),
         Column(
             "trained_percent",
@@ -72,7 +66,6 @@ _PRECISION = _Comparison(
             1,
             2,
             True,
-            optional=True,
         ),
         Column(
             "skipped_steps",
@@ -80,14 +73,12 @@ _PRECISION = _Comparison(
             "steps with non-finite gradients, after which the loss scale was lowered and weights remained unchanged; "
             "total of all repeats.",
             decimals=0,
-            optional=True,
         ),
         Column(
             "non_finite_losses",
             "non-finite losses",
             "steps in the warm-up, plain and phases windows of all ranks and repeats.",
             decimals=0,
-            optional=True,
         ),
     ),
     "A fast format that does not learn is of no use: compare loss as well as speed.",
@@ -207,8 +198,8 @@ def levers(analysis: Analysis) -> Table:
             Column("effect", "effect", "whether it changes arithmetic, memory, or only the order of operations."),
             Column("bound", "at most (x)", "gain without the parts of the step that it concerns.", 1, 2),
             Column("gain", "measured (x)", f"gain by the goal {RATIO_ESTIMATE}", 1, 3, True),
-            Column("on_one", "on one rank (x)", "gain in throughput on one rank.", 1, 3, True, optional=True),
-            Column("on_all", "on all ranks (x)", "gain in throughput on all ranks.", 1, 3, True, optional=True),
+            Column("on_one", "on one rank (x)", "gain in throughput on one rank.", 1, 3, True),
+            Column("on_all", "on all ranks (x)", "gain in throughput on all ranks.", 1, 3, True),
             Column("kept", "kept", "whether the result contains it."),
             Column("why", "why", "reason to keep it or not."),
             Column("note", "to do", "what you have to do or check if you use it."),

@@ -38,7 +38,7 @@ def phases(analysis: Analysis) -> Table:
         "other_s": "what a user's script does outside of these parts.",
     }
     parts = [
-        Column(name, f"{label} (ms)", meanings[name], 1e3, share=f"{name}_share", optional=True)
+        Column(name, f"{label} (ms)", meanings[name], 1e3, share=f"{name}_share")
         for name, label in PHASE_LABELS.items()
     ]
     decimals = decimals_for(frame["phases_step_s"].astype(float) * 1e3, digits=4)
@@ -55,7 +55,6 @@ def phases(analysis: Analysis) -> Table:
                 "all-reduces overlapped with the backward pass, of the ranks that wait (communication breakdown).",
                 1e3,
                 decimals,
-                optional=True,
             ),
             Column(
                 "exposed_s",
@@ -63,7 +62,6 @@ def phases(analysis: Analysis) -> Table:
                 "all-reduces after the last local gradient, of the same ranks.",
                 1e3,
                 decimals,
-                optional=True,
             ),
             Column(
                 "wait_s",
@@ -71,17 +69,13 @@ def phases(analysis: Analysis) -> Table:
                 "the part of both that waits for later ranks.",
                 1e3,
                 decimals,
-                optional=True,
             ),
-            Column(
-                "epoch_s", "epoch (s)", "one pass over the data at the plain throughput.", decimals=2, optional=True
-            ),
+            Column("epoch_s", "epoch (s)", "one pass over the data at the plain throughput.", decimals=2),
             Column(
                 "epoch_without_loading_s",
                 "without loading (s)",
                 "the same, without the share of the longest load wait.",
                 decimals=2,
-                optional=True,
             ),
             Column(
                 "step_launch_s",
@@ -89,7 +83,6 @@ def phases(analysis: Analysis) -> Table:
                 "host time to launch the step on an idle GPU; overlaps with the rest.",
                 1e3,
                 decimals,
-                optional=True,
             ),
             Column(
                 "instruments_ratio",

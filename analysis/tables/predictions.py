@@ -55,8 +55,8 @@ def outlook_table(analysis: Analysis, models: list[ScalingModel], rows: pd.DataF
         Column("label", "configuration"),
         Column("step_s", "step (ms)", scale=1e3, interval=True, instead="caveat"),
         Column("efficiency", "efficiency (%)", scale=100, decimals=1, interval=True),
-        Column("held_out_error", "held-out error (%)", scale=100, decimals=1, optional=True),
-        Column("cost_per_million_samples", "cost / 10⁶ samples", decimals=3, optional=True),
+        Column("held_out_error", "held-out error (%)", scale=100, decimals=1),
+        Column("cost_per_million_samples", "cost / 10⁶ samples", decimals=3),
     )
     return Table("Predicted, not measured (95 % intervals of a new run)", columns, frame).shown()
 
@@ -91,7 +91,7 @@ def forecast_table(analysis: Analysis, models: list[ScalingModel], rows: pd.Data
         _SERIES,
         _HELD,
         *axes,
-        Column("link", "interconnect", "measured, or stated by the user.", optional=True),
+        Column("link", "interconnect", "measured, or stated by the user."),
         Column("law", "heaviest law", "the law with the largest weight; see the parameters under the same number."),
         Column(
             "step_s",
@@ -101,9 +101,7 @@ def forecast_table(analysis: Analysis, models: list[ScalingModel], rows: pd.Data
             interval=True,
             instead="caveat",
         ),
-        Column(
-            "throughput_samples_per_s", "throughput (samples/s)", "global batch / predicted step time.", optional=True
-        ),
+        Column("throughput_samples_per_s", "throughput (samples/s)", "global batch / predicted step time."),
         Column(
             "efficiency_percent",
             "efficiency (%)",
@@ -116,7 +114,6 @@ def forecast_table(analysis: Analysis, models: list[ScalingModel], rows: pd.Data
             "measured_step_ms",
             "measured (ms)",
             "step time on this number of ranks, not used for the prediction.",
-            optional=True,
         ),
         Column(
             "held_out_percent",
@@ -130,15 +127,12 @@ def forecast_table(analysis: Analysis, models: list[ScalingModel], rows: pd.Data
             "error of the naive prediction (throughput of the fewest ranks × N) at the same point.",
             decimals=1,
         ),
-        Column(
-            "cost_per_million_samples", "cost / 10⁶ samples", "in the currency of the price.", decimals=3, optional=True
-        ),
+        Column("cost_per_million_samples", "cost / 10⁶ samples", "in the currency of the price.", decimals=3),
         Column(
             "energy_wh_per_million_samples",
             "Wh / 10⁶ samples",
             "power per GPU on the most measured ranks × predicted GPU-hours.",
             decimals=1,
-            optional=True,
         ),
     ]
     frame = _labelled(analysis, models, rows, ranks)
@@ -254,7 +248,7 @@ def laws(analysis: ReportInputs) -> Table:
         Column(
             "residual", "residual (%)", "root mean square error at the fitted points; median of the series.", decimals=2
         ),
-        Column("reason", "note", "why the law was not fitted or tested, in the first such series.", optional=True),
+        Column("reason", "note", "why the law was not fitted or tested, in the first such series."),
     )
     if frame.empty:
         frame = pd.DataFrame(columns=[column.name for column in columns])

@@ -37,14 +37,12 @@ def throughput(analysis: Analysis) -> Table:
                 "characters/s",
                 "samples/s × bytes per sample, for models that read text as bytes.",
                 decimals=0,
-                optional=True,
             ),
             Column(
                 "tokens_per_s",
                 "tokens/s",
                 "samples/s × tokens per sample, as the model or the user's code states, or its batches show.",
                 decimals=0,
-                optional=True,
             ),
             Column(
                 "step_s", "step time (ms)", "wall time of the slowest rank / steps, same window.", 1e3, interval=True
@@ -55,7 +53,6 @@ def throughput(analysis: Analysis) -> Table:
                 "largest of all ranks; 1 GiB = 2³⁰ bytes.",
                 1 / GIB,
                 2,
-                optional=True,
             ),
             N_COLUMN,
             Column(
@@ -143,7 +140,6 @@ def _scaling_table(analysis: Analysis, label: str, title: str, axes: list[Column
                 1,
                 1,
                 True,
-                optional=True,
             ),
             Column(
                 "efficiency_percent",
@@ -230,7 +226,6 @@ def _speed_up_table(analysis: Analysis, label: str) -> Table:
                 "baseline",
                 "baseline",
                 f"strategy on one {ranks[0]}: none, which is plain training without any wrapper, or the same strategy.",
-                optional=True,
             ),
             *measured,
             N_COLUMN,

@@ -72,8 +72,8 @@ class Column:
     share: name of a column with the share of the total, shown in brackets.
     paired_with: name of a column of the same unit, shown in the same cell as "1.2 / 3.4".
     up_to: the same for the upper end of a range, "1.2–3.4", or one number if both ends look equal.
-    decimals: fixed; None derives them from the values. optional: omit the column if the frame has no value for it.
-    is_main: what the table is about; `Table.telling` always keeps it.
+    decimals: fixed; None derives them from the values.
+    is_main: what the table is about; `Table.telling` keeps it even if it is the same in all rows.
     """
 
     name: str
@@ -86,8 +86,12 @@ class Column:
     share: str | None = None
     paired_with: str | None = None
     up_to: str | None = None
-    optional: bool = False
     is_main: bool = False
+
+    def has_values(self, frame: pd.DataFrame) -> bool:
+        """Return False if every cell would be a dash."""
+        values = frame[self.name]
+        return not (values.isna() | values.eq("")).all() or set(self.cells(frame)) - {MISSING} != set()
 
     def cells(self, frame: pd.DataFrame) -> list[str]:
         """Return the column's cells, all rounded to the same decimals."""
@@ -166,9 +170,9 @@ class Table:
     not_shown: str | None = None
 
     def shown(self) -> "Table":
-        """Return the table without rows that are not shown, and without optional columns that have no value."""
+        """Return the table without rows that are not shown, and without columns that have no value in any row."""
         frame = self.frame if self.not_shown is None else self.frame[~self.frame[self.not_shown].astype(bool)]
-        columns = tuple(c for c in self.columns if not (c.optional and frame[c.name].isna().all()))
+        columns = tuple(c for c in self.columns if c.has_values(frame))
         return replace(self, columns=columns, frame=frame)
 
     def cells(self) -> pd.DataFrame:

@@ -35,9 +35,7 @@ def trials(analysis: Analysis) -> Table:
         "All trials, and how to rerun them",
         (
             *axes,
-            Column(
-                "repeat", "repeat", "number of the repeat within its configuration, from 0.", decimals=0, optional=True
-            ),
+            Column("repeat", "repeat", "number of the repeat within its configuration, from 0.", decimals=0),
             Column("status", "status", "done, or why there is no result; see the table of trials without a result."),
             Column("throughput_samples_per_s", "throughput (samples/s)", "of this trial alone."),
             Column("step_s", "step time (ms)", "of this trial alone.", 1e3),
@@ -123,7 +121,7 @@ def failures(analysis: Analysis) -> Table:
                 "batch ran out of memory; infeasible: not run, since this cluster cannot run it.",
             ),
             Column("reason", "reason", "the error in one line, or the missing requirement."),
-            Column("log", "log", "path in the results folder.", optional=True),
+            Column("log", "log", "path in the results folder."),
         ),
         frame,
         blocks=("status",),

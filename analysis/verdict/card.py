@@ -15,9 +15,9 @@ from analysis.text import join, number, value_label
 from analysis.verdict.facts import own_program, trained_workload
 from analysis.verdict.lines.improve import improve_lines, trust_in_improvement
 from analysis.verdict.lines.scaling import lost, more_ranks, scales
-from analysis.verdict.lines.step import batch, bound_by, bounds_of_many, do_next, speed
+from analysis.verdict.lines.step import batch, bound_by, bounds_of_many, do_next, speed, unit_speed
 from analysis.verdict.lines.subject import Subject, subject_of, subjects
-from analysis.verdict.lines.training import accuracy_line, ladder_lines, training_lines
+from analysis.verdict.lines.training import accuracy_in_one_line, ladder_lines, training_lines
 from analysis.verdict.lines.trust import POOR, trust_in, trust_in_accuracy
 from analysis.verdict.lines.value import Card, CardLine, Quantity, Trust
 from analysis.verdict.reasons import common_reasons
@@ -37,15 +37,15 @@ def card_of(analysis: ReportInputs, others: Sequence[Analysis] = ()) -> Card:
 
     The card is about one configuration, see `lines.subject.subjects`; in a study of several workloads, about the one
     that scales worst, and the line `scales` lists the others. Forms and their lines:
-    scaling: scales, lost, bound_by, do_next, more_gpus.
+    scaling: scales, speed (of models that read text), lost, bound_by, do_next, more_gpus.
     one_size (no two configurations differ only in the number of ranks): speed, batch, bound_by, do_next, more_gpus.
     ladder: ladder, largest_step, slower_steps, bound_by, do_next.
     training: accuracy, report_epoch, accuracy_lost, largest_lossless_batch, time_to_target, scales,
     do_next.
     improve: gain, kept, not_kept, bound_by, loss, bounds.
     nothing: failed, do_next.
-    A line that has nothing to say is left out. Studies that time and train add `accuracy`; a partial study's do_next is
-    the command that resumes it.
+    A line that has nothing to say is left out. Studies that time and train add `accuracy`, which then also
+    has loss, lossless batch and target; a partial study's do_next is the command that resumes it.
     """
     chosen = subjects(analysis)
     chosen = [subject for subject in chosen if subject.scaling is not None] or chosen
@@ -83,12 +83,14 @@ def _content(
         return IMPROVE, improve_lines(searched), trust_in_improvement(searched)
     if not chosen:
         return TRAINING, _with_failures(analysis, training_lines(analysis)), trust_in_accuracy(analysis, others)
-    subject, accuracy = chosen[0], accuracy_line(analysis)
+    subject, accuracy = chosen[0], accuracy_in_one_line(analysis)
     step = [bound_by(analysis, subject), accuracy, do_next(analysis, subject)]
     if (analysis.ladder["machine"] == OURS).sum() > 1:
         form, candidates = LADDER, [*ladder_lines(analysis), *step]
     elif subject.scaling is not None:
-        form, candidates = SCALING, [scales(analysis, chosen), lost(analysis, subject), *step]
+        # with an accuracy, the card is full
+        rate = unit_speed(analysis, chosen) if accuracy is None else None
+        form, candidates = SCALING, [scales(analysis, chosen), rate, lost(analysis, subject), *step]
         candidates.append(more_ranks(analysis, subject))
     elif len(chosen) > MAX_LISTED_WORKLOADS:
         form, candidates = ONE_SIZE, [speed(analysis, chosen), *bounds_of_many(analysis), accuracy]
@@ -149,7 +151,8 @@ def _facts(analysis: Analysis, chosen: list[Subject]) -> dict[str, str | int | f
         row = analysis.results.trials.iloc[0]
     else:
         return {}
-    known = {name: _plain(row[name]) for name in _FACTS if name in row and not _is_empty(row[name])}
+    read = analysis.fields.with_effect([name for name in _FACTS if name in row], row.to_dict())
+    known = {name: _plain(row[name]) for name in read if not _is_empty(row[name])}
     facts: dict[str, str | int | float] = {"workload": _workload(_fields_of(analysis, row)), **known}
     facts["device_kind"] = "GPU" if row["device"] == "cuda" else "CPU"
     if device := analysis.environment.get("device"):

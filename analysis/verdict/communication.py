@@ -65,9 +65,19 @@ def slowdown(analysis: Analysis) -> str | None:
 
 
 def late_ranks(analysis: Analysis) -> str | None:
+    """State which rank is late, see `latest_rank`, and in how many configurations a single rank is."""
+    rows = analysis.communication.exposed
+    latest, count, late = latest_rank(analysis), len(rows), int(rows["waited_for_rank"].notna().sum())
+    if latest is None or count == 1:
+        return latest
+    part = f"all {count}" if late == count else f"{late} of the {count}"
+    return f"{latest} A single rank is late in {part} configurations whose communication was measured."
+
+
+def latest_rank(analysis: Analysis) -> str | None:
     """State which rank the others wait for, and how long, for the configuration with the longest wait."""
-    exposed_rows = analysis.communication.exposed
-    rows = exposed_rows[exposed_rows["waited_for_rank"].notna()]
+    rows = analysis.communication.exposed
+    rows = rows[rows["waited_for_rank"].notna()]
     if rows.empty:
         return None
     latest_s = rows["lateness_s"].add(rows["hidden_lateness_s"], fill_value=0.0)
@@ -83,11 +93,7 @@ def late_ranks(analysis: Analysis) -> str | None:
         text += f", and up to {_ms(most_late_s(row))} at earlier buckets, which can slow computation meanwhile"
     if pd.notna(row["late_by_load_s"]) and row["late_by_load_s"] >= 0.5 * row["lateness_s"]:
         text += f"; it waits {_ms(row['late_by_load_s'])} longer for its batch"
-    if len(exposed_rows) == 1:
-        return f"{text}."
-    count = len(exposed_rows)
-    part = f"all {count}" if len(rows) == count else f"{len(rows)} of the {count}"
-    return f"{text}. A single rank is late in {part} configurations whose communication was measured."
+    return f"{text}."
 
 
 def exposed(analysis: Analysis) -> str | None:

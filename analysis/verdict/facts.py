@@ -8,6 +8,7 @@ import pandas as pd
 from analysis.compare.accuracy import Accuracy
 from analysis.measure.configurations import derived_lengths
 from analysis.read.own_code import COMMAND_COLUMN, FUNCTION, SCRIPT
+from analysis.read.unread import unread_fields
 from analysis.study import Analysis, study_ranks
 from analysis.text import field_label, field_value, join, text
 
@@ -26,6 +27,12 @@ class Facts(NamedTuple):
 
 _ALWAYS_SHOWN = ("workload", "layout", "batch")
 """Kinds of fields that are shown even if they have their default."""
+
+_IMAGE_FOLDERS = ("image_folder", "tiny_imagenet")
+"""Starts of the names of data sets that are files of images."""
+
+_OF_EPOCHS = ("order", "set_epoch")
+"""Fields of storage that data sets in memory read too."""
 
 
 def facts(analysis: Analysis) -> list[Facts]:
@@ -59,10 +66,10 @@ def facts_line(analysis: Analysis) -> list[str]:
     return [part for part in (*trained(analysis), f"torch {torch}" if torch else "", *dates(analysis)) if part]
 
 
-def trained(analysis: Analysis) -> tuple[str, str, str]:
+def trained(analysis: Analysis, *, in_prose: bool = False) -> tuple[str, str, str]:
     """Return models, data and devices of the done trials, each empty if unknown or if no trial is done.
 
-    The models of the card come first, in its order.
+    The models of the card come first, in its order. in_prose: as parts of a sentence.
     """
     trials = analysis.results.trials
     done = trials[trials["status"] == "done"]
@@ -72,22 +79,26 @@ def trained(analysis: Analysis) -> tuple[str, str, str]:
     place = {trial: i for i, each in enumerate(analysis.headlines) for trial in trial_ids[each.configuration]}
     done = done.loc[done["trial_id"].map(place).sort_values(kind="stable", na_position="last").index]
     own = done["workload"].fillna("") if "workload" in done else pd.Series("", index=done.index)
-    models = own.str.rpartition(":")[2].where(own != "", done.get("model", ""))
+    models = own.str.rpartition("/")[2].where(own != "", done.get("model", ""))
     if COMMAND_COLUMN in done:
         programs = done[COMMAND_COLUMN].map(own_program)
         models = programs.where(programs != "", models)
     names = [_several(models), _several(done["dataset"][own == ""]) if "dataset" in done else ""]
     images = done[~done.get("model", models).isin(analysis.fields.sequence_models)]
     if "image_size" in done and (sizes := sorted(images["image_size"].dropna().unique())) and names[1]:
-        names[1] += f" ({', '.join(text(int(size)) for size in sizes[:MOST_NAMES])} px)"
+        listed = [text(int(size)) for size in sizes[:MOST_NAMES]]
+        names[1] += f" images of {join(listed)} pixels" if in_prose else f" ({', '.join(listed)} px)"
+    elif in_prose and names[1] == "synthetic":
+        names[1] += " text"
     ranks = sorted(done["world_size"].astype(int).unique())
-    count = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
+    ends = dict.fromkeys((ranks[0], ranks[-1]))
+    count = join([str(size) for size in ranks]) if in_prose else " to ".join(map(str, ends))
     device = str(analysis.environment.get("device") or "")
-    devices = f"{count} × {device}" if set(done["device"]) == {"cuda"} and device else ""
-    if not devices:
-        one, several = study_ranks(analysis)
-        devices = f"{count} {one if ranks == [1] else several}"
-    return names[0], names[1], devices
+    one, several = study_ranks(analysis)
+    noun = one if ranks == [1] else several
+    if set(done["device"]) != {"cuda"} or not device:
+        return names[0], names[1], f"{count} {noun}"
+    return names[0], names[1], f"{count} {device} {noun}" if in_prose else f"{count} × {device}"
 
 
 def own_program(command: Any, with_arguments: bool = False) -> str:
@@ -134,14 +145,28 @@ def _facts(analysis: Analysis, kind: str, rows: pd.DataFrame, names: Sequence[st
             for name in derived_lengths(analysis.results.trials)
             for lengths in [analysis.results.trials[name]]
         ]
+    unread = unread_fields(analysis.results.trials)
     constant: list[tuple[str, str]] = []
     default: list[tuple[str, str]] = []
     for name in names:
         if len(rows) and name in rows and name not in axes and _matters(analysis, name, rows):
             value, known = rows[name].iloc[0], analysis.fields[name]
-            shown = constant if value != known.default or known.kind in _ALWAYS_SHOWN else default
+            is_telling = value != known.default or known.kind in _ALWAYS_SHOWN
+            if not is_telling and (name in unread or not _is_read(name, known.kind, rows)):
+                continue
+            shown = constant if is_telling else default
             shown.append((field_label(name, ranks), field_value(name, value)))
     return Facts(kind, varied, constant, default)
+
+
+def _is_read(name: str, kind: str, rows: pd.DataFrame) -> bool:
+    """Return False for a field of loading or storage that none of the data sets reads."""
+    if kind not in ("loading", "storage") or "dataset" not in rows:
+        return True
+    data = {str(value) for value in rows["dataset"].dropna()} - {"synthetic"}  # one resident batch, which nothing loads
+    if kind == "loading" or name in _OF_EPOCHS:
+        return bool(data)
+    return any(value.startswith(_IMAGE_FOLDERS) for value in data)
 
 
 def _matters(analysis: Analysis, name: str, rows: pd.DataFrame) -> bool:

@@ -11,12 +11,11 @@ from analysis.compare.best import MAX_LISTED_WORKLOADS
 from analysis.compare.bottleneck import (
     WORDS,
     change_for,
-    despite_compute,
     faster_compute,
     fewer_launches,
     is_exposed_only,
+    larger_compute,
     largest_gain,
-    of_step,
     removable,
 )
 from analysis.measure.configurations import units_per_s
@@ -43,7 +42,7 @@ def bound_by(analysis: Analysis, subject: Subject) -> CardLine | None:
     if kind == "host" and (math.isnan(share) or share <= 0):
         text += f" ({launching(row)})"
     else:
-        text += f" ({percent(share)} {of_step(kind, row)}{despite_compute(shares)}"
+        text += f" ({percent(share)} of the step{larger_compute(shares)}"
         text += ", including unmeasured communication)" if kind == "compute" and math.isnan(shares["wire"]) else ")"
         quantities.append(Quantity("share_of_step", share, "1"))
     trials = use(analysis.measured, analysis.results.windows).reindex(list(row["trial_ids"]))
@@ -120,7 +119,6 @@ def _gain(share: float, part: str, shares: pd.Series) -> tuple[Quantity, str]:
     if math.isinf(gain):
         return Quantity("largest_possible_speed_up", None, "1"), "no upper bound, since this takes the entire step"
     of = " of what is exposed" if is_exposed_only(part, shares) else ""
-    of = " of the wait, without the copy" if part == "load" and shares["transfer"] >= NOISE else of
     return Quantity("largest_possible_speed_up", gain, "1"), f"up to +{percent(gain - 1)} (upper bound{of})"
 
 
@@ -144,6 +142,22 @@ def speed(analysis: Analysis, chosen: Sequence[Subject]) -> CardLine:
         done = f"{int((trials['status'] == 'done').sum())} of {len(trials)} trials are done"
         texts = [f"{done}; their {len(texts)} workloads are not comparable (see the table of throughputs)"]
     return CardLine("speed", "speed", "; ".join(texts), tuple(quantities))
+
+
+def unit_speed(analysis: Analysis, chosen: Sequence[Subject]) -> CardLine | None:
+    """State the characters or tokens per second of each subject; None if all count in samples, or they are many."""
+    if len(chosen) > MAX_LISTED_WORKLOADS:
+        return None
+    units = units_per_s(analysis.configurations, analysis.measured, analysis.fields)
+    rates = [
+        Quantity("throughput", value, f"{name}/s", part=subject.label)
+        for subject in chosen
+        for name, values in units.items()
+        if not subject.row["throughput_samples_per_s_more"] > 0
+        and math.isfinite(value := float(values[subject.configuration]))
+    ]
+    texts = [f"{f'{rate.part}: ' if rate.part else ''}{number(rate.value, 0)} {rate.unit}" for rate in rates]
+    return CardLine("speed", "speed", "; ".join(texts), tuple(rates)) if rates else None
 
 
 def batch(analysis: Analysis, subject: Subject) -> CardLine | None:
@@ -197,6 +211,6 @@ def bounds_of_many(analysis: Analysis) -> list[CardLine]:
         change = change_for(part, row)
         of = telling_label(analysis.configurations, row, analysis.axes, study_ranks(analysis))
         gain, bound = _gain(share, part, analysis.headline_regions)
-        text = f"{change}: {bound} with {of}"
+        text = f"{of}: {change}: {bound}"
         lines.append(CardLine("do_next", "do next", text, (gain,)))
     return lines

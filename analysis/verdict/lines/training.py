@@ -1,5 +1,7 @@
 """Lines of the card on trainings, and on acceleration ladders."""
 
+from dataclasses import replace
+
 import pandas as pd
 
 from analysis.compare.accuracy import Accuracy, goodput, rank_speed_ups
@@ -58,6 +60,33 @@ def accuracy_line(analysis: Analysis) -> CardLine | None:
     text = f"{percent(float(row['top1']), decimals)}{ends} at global batch {batch}, {seeds}{of}"
     return CardLine(
         "accuracy", "accuracy", text, (top1, Quantity("reference_batch", float(row["global_batch"]), "samples"))
+    )
+
+
+def accuracy_in_one_line(analysis: Analysis) -> CardLine | None:
+    """State accuracy, largest lossless batch, first loss and time to target, for a card that is also about speed."""
+    line, accuracy = accuracy_line(analysis), analysis.accuracy
+    if line is None or accuracy is None or accuracy.lossless_batches.empty:  # one batch was trained
+        return line
+    rows = accuracy.lossless_batches
+    plain = rows[rows["recipe"] == accuracy.plain]
+    known, failing = rows.dropna(subset="lossless_batch"), plain.dropna(subset="failing_batch")
+    texts = [line.text]
+    if len(known):
+        best = _most_lossless(known)
+        recipe = "" if best["lossless_batch"] in set(plain["lossless_batch"]) else f" with {best['recipe']}"
+        note = ", the largest measured" if best["is_open"] else ""
+        texts.append(f"lossless up to {number(best['lossless_batch'], 0)}{recipe}{note}")
+    if len(failing):
+        row = failing.iloc[0]
+        texts.append(f"{number(100 * row['failing_difference'], 1)} points at {number(row['failing_batch'], 0)}")
+    further = [_accuracy_lost(accuracy) if len(failing) else None, _lossless_batch(accuracy), _time_to_target(accuracy)]
+    if (target := further[-1]) is not None and len(target.quantities) > 1:
+        texts.append(f"target {target.text}")
+    return replace(
+        line,
+        text="; ".join(texts),
+        quantities=(*line.quantities, *(number for part in further if part is not None for number in part.quantities)),
     )
 
 
@@ -130,7 +159,7 @@ def _lossless_batch(accuracy: Accuracy) -> CardLine | None:
     rows = accuracy.lossless_batches.dropna(subset="lossless_batch")
     if rows.empty:
         return None
-    best = rows.sort_values(["lossless_batch", "is_open"], ascending=False, kind="stable").iloc[0]
+    best = _most_lossless(rows)
     plain = rows[rows["recipe"] == accuracy.plain]
     batches = [Quantity("largest_lossless_batch", float(best["lossless_batch"]), "samples", part=str(best["recipe"]))]
     if len(plain) and plain["lossless_batch"].iloc[0] == best["lossless_batch"]:
@@ -143,6 +172,10 @@ def _lossless_batch(accuracy: Accuracy) -> CardLine | None:
             Quantity("largest_lossless_batch", float(plain["lossless_batch"].iloc[0]), "samples", part=accuracy.plain)
         )
     return CardLine("largest_lossless_batch", "lossless", text, tuple(batches))
+
+
+def _most_lossless(rows: pd.DataFrame) -> pd.Series:
+    return rows.sort_values(["lossless_batch", "is_open"], ascending=False, kind="stable").iloc[0]
 
 
 def _lossless(row: pd.Series) -> str:

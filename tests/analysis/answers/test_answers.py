@@ -461,6 +461,16 @@ def test_the_lab_gets_its_document_with_three_tables(tmp_path: Path) -> None:
     assert all(question in files["lab4.md"] for question in QUESTIONS["hpml-lab4"].values())
 
 
+def test_times_of_the_lab_are_seconds_of_an_epoch_if_the_data_set_is_known() -> None:
+    first, second, _ = (
+        table.frame.set_index("gpus").astype(str).to_dict("index")["2 GPUs"]
+        for table in tables(committed_inputs("hpml-lab4")[0]).values()
+    )
+    for batch in (64, 32768):
+        parts = [float(second[f"{name} (s) {batch}"]) for name in ("Compute", "Comm")]
+        assert sum(parts) == pytest.approx(float(first[f"Time (s) {batch}"]), abs=2e-3)
+
+
 @pytest.mark.parametrize(
     ("spread", "gap", "first_on_two", "is_answered", "reason"),
     [

@@ -22,6 +22,7 @@ from analysis.figures.style import (
     LINE_INCHES,
     MAX_FACETS,
     MOST_INTERVAL,
+    NARROW_INCHES,
     LineEnd,
     brief,
     filled,
@@ -198,6 +199,36 @@ def test_phase_bars_are_as_long_as_the_step(cpu: ReportInputs) -> None:
     assert ends == pytest.approx(longest.tolist(), rel=0.02)  # medians of parts add up only nearly
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels[:2] == ["1 loader worker, bf16, 1 CPU rank", "1 loader worker, bf16, 2 CPU ranks"]
+
+
+def test_exposed_all_reduces_are_apart_from_the_backward_pass() -> None:
+    analysis = committed_inputs("default-resnet50-4gpu")[0]
+    figure = phases(analysis)
+    assert figure is not None
+    [legend] = figure.legends
+    handles = zip(legend.texts, legend.get_patches(), strict=True)
+    colours = {text.get_text(): patch.get_facecolor() for text, patch in handles}
+    bars = [bar for bar in figure.axes[0].patches if isinstance(bar, Rectangle)]
+    backward, exposed = (
+        [bar.get_width() for bar in bars if bar.get_facecolor() == colours[name]]
+        for name in ("backward", "exposed all-reduces")
+    )
+    rows = analysis.configurations[analysis.configurations["batch_per_gpu"] == 64].sort_values("world_size")
+    assert np.add(backward, exposed) == pytest.approx(1e3 * rows["backward_s"].to_numpy(dtype=float))
+    assert exposed[0] == 0 and min(exposed[1:]) > 10, "one GPU exchanges nothing"
+
+
+def test_a_step_in_one_cuda_graph_has_no_figure_of_phases() -> None:
+    assert phases(committed_inputs("captured")[0]) is None
+
+
+@pytest.mark.parametrize("name", ["slowdown", "bus_bandwidth", "timeline", "loss", "scaling_strong"])
+def test_figures_of_the_collapsed_part_fit_a_phone(name: str) -> None:
+    with narrow():
+        figure = PLOTS[name](committed_inputs("hpml-lab4")[0])
+    assert figure is not None and figure.get_figwidth() == NARROW_INCHES
+    render(figure)
+    assert all(axis.get_position().height * figure.get_figheight() > 0.15 for axis in figure.axes)
 
 
 def test_note_on_hidden_panels_does_not_overlap() -> None:

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 
 from analysis.figures.answers import work, work_rows
 from analysis.figures.predictions import is_predicted, prediction_fan
-from analysis.figures.style import MOST_BRIEF_PANELS, brief, render_svg
+from analysis.figures.style import MOST_BRIEF_PANELS, MOST_INTERVAL, brief, render_svg
 from scripts.claims.sources import committed_inputs
 
 pytestmark = pytest.mark.xdist_group("committed studies")
@@ -44,23 +44,37 @@ def legend_of(figure: Figure) -> list[str]:
 
 
 def test_nothing_is_predicted_for_scaling_that_is_not_resolved() -> None:
-    figure = fan("interconnect/1gbit")
-    axes = panels(figure)
-    assert not dashed(axes["mlp"]) and dashed(axes["resnet18_small"])
-    assert [text.get_text() for text in axes["mlp"].texts] == ["batch 8"], "next to its last measured point"
-    hollow = [line for line in axes["mlp"].lines if line.get_markerfacecolor() == "white" and len(line.get_xdata())]
-    assert [list(line.get_xdata()) for line in hollow] == [[2]]
-    assert "not resolved" in legend_of(figure)
+    axes = panels(fan("interconnect/1gbit"))
+    assert set(axes) == {"resnet18_small"}, "the panel of mlp would have no prediction"
+    assert dashed(axes["resnet18_small"])
     unresolved = committed_inputs("interconnect/unlimited")[0]
     assert not any(is_predicted(unresolved, model) for model in unresolved.models)
     assert prediction_fan(unresolved) is None
     assert set(work_rows(unresolved)["kind"]) == {"measured"}
 
 
-def test_series_that_end_at_different_sizes_have_a_legend_instead_of_labels() -> None:
+def test_each_line_is_labelled_at_its_own_end() -> None:
     figure = fan("forum-phases-h200")
-    assert not any(axis.texts for axis in figure.axes)
-    assert {"batch 64 per GPU", "batch 256 per GPU", "batch 1,024 per GPU"} <= set(legend_of(figure))
+    for axis in panels(figure).values():
+        ends = {text.get_text(): text.xy[0] for text in axis.texts}
+        assert ends == {"batch 64": 2, "batch 256": 8, "batch 1,024": 8}, "the host bounds batch 64"
+    assert legend_of(figure) == ["predicted, not measured"]
+
+
+def test_labels_within_a_panel_are_within_its_axis() -> None:
+    figure = fan("forum-phases-h200")
+    figure.canvas.draw()
+    for axis in panels(figure).values():
+        [label] = [text for text in axis.texts if text.get_text() == "batch 64"]
+        box, within = label.get_window_extent(), axis.get_window_extent()
+        assert within.y0 <= box.y0 and box.y1 <= within.y1
+
+
+def test_measured_intervals_are_bands_and_no_interval_takes_more_than_half_of_the_axis() -> None:
+    [axis] = panels(fan("default-resnet50-4gpu")).values()
+    low, high = axis.get_ylim()
+    heights = [np.ptp(path.vertices[:, 1]) for band in axis.collections for path in band.get_paths()]
+    assert 20 < max(heights) <= MOST_INTERVAL * (high - low)
 
 
 def test_the_dotted_line_ends_before_the_labels() -> None:

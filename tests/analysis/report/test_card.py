@@ -31,7 +31,7 @@ CAUSES = {
     "loading": "load", "slower compute": "slower_compute",
 }  # fmt: skip
 """Keys of the quantities by the words of the card."""
-MOST_TEXT_WORDS, MOST_ANSWER_WORDS = 850, 700
+MOST_TEXT_WORDS, MOST_ANSWER_WORDS = 870, 700
 """Words of the visible part without figures: what every report says, and answers to a study's own questions, which are
 up to nine."""
 SVG = "{http://www.w3.org/2000/svg}"

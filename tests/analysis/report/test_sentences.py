@@ -10,11 +10,10 @@ from analysis.compare.bottleneck import WORDS, gain_rows, removable
 from analysis.compare.causes import SLOWDOWN_PARTS, visible_causes
 from analysis.figures.answers import lost_rows
 from analysis.predict.inputs import ReportInputs
-from analysis.report.answer_tables import MOST_ROWS, changes, outlook, scales, shortened, spread, workloads
+from analysis.report.answer_tables import MOST_ROWS, changes, fastest, outlook, scales, shortened, workloads
 from analysis.report.answer_tables import holds_back as held_back
 from analysis.report.sentences import actions, change, holds_back, largest_cause, more, scale
 from analysis.tables.accuracy import lossless_batch
-from analysis.tables.scaling import throughput
 from analysis.text import lost_decimals, part_of
 from analysis.verdict.bottleneck import bounds, host_bound
 from analysis.verdict.card import card_of
@@ -221,7 +220,7 @@ def test_card_and_sections_of_many_workloads_are_about_one_configuration(name: s
     assert to_gain[0] == max(to_gain)
     line = card_of(study).line("do_next")
     assert line is not None and line.quantities[0].value == pytest.approx(study.gains["gain"].max())
-    assert line.text.startswith(study.gains.sort_values("gain")["how"].iloc[-1])
+    assert f": {study.gains.sort_values('gain')['how'].iloc[-1]}: " in line.text
 
 
 def test_numbers_have_no_more_digits_than_they_are_known_to() -> None:
@@ -295,11 +294,54 @@ def test_titles_name_an_unusual_execution_and_strategy() -> None:
 
 
 def test_of_many_storage_settings_each_format_has_rows() -> None:
-    table = spread(throughput(study_named("storage-order")))
-    assert table.note == f"{MOST_ROWS} of 18 rows, evenly spread."
-    assert table.frame["storage"].value_counts().to_dict() == {"arrow_raw": 3, "jpeg": 2, "lmdb": 3}
-    few = throughput(study_named("mlstm-scaling"))
-    assert len(spread(few, len(few.frame)).frame) == len(few.frame)
+    table = fastest(study_named("storage-order"))
+    assert table.note == f"{MOST_ROWS} of 18 rows: the card's, and others evenly spread."
+    assert set(table.frame["storage"]) == {"arrow_raw", "jpeg", "lmdb"}
+
+
+@pytest.mark.parametrize("name", ["mlstm-scaling", "gpt2-scaling", "averaging"])
+def test_a_short_table_of_throughputs_has_the_configurations_of_the_card_and_their_references(name: str) -> None:
+    analysis = study_named(name)
+    shown = {trial_ids for trial_ids in fastest(analysis).frame["trial_ids"]}
+    for headline in analysis.headlines:
+        assert headline.scaling is not None
+        for index in (headline.configuration, int(headline.scaling["reference"])):
+            assert analysis.configurations["trial_ids"][index] in shown
+    assert len(fastest(analysis).frame) <= MOST_ROWS
+
+
+def test_a_card_of_models_that_read_text_states_characters_per_second() -> None:
+    card = card_of(study_named("mlstm-scaling"))
+    line = card.line("speed")
+    assert line is not None
+    assert [(rate.part, rate.unit) for rate in line.quantities] == [
+        ("mlstm4096", "characters/s"),
+        ("mlstm8192", "characters/s"),
+    ]
+    assert all(rate.value and rate.value > 3e5 for rate in line.quantities)
+    assert "image_size" not in card.facts
+    images = card_of(study_named("captured"))
+    assert images.line("speed") is None and images.facts["image_size"] == 224
+
+
+def test_a_study_of_speed_and_accuracy_states_loss_and_lossless_batch_in_one_line() -> None:
+    line = card_of(study_named("hpml-lab4")).line("accuracy")
+    assert line is not None
+    assert "; lossless up to 128; -31.4 points at 16,384; target 88.1" in line.text.replace("\u00a0", " ")
+    names = {quantity.name for quantity in line.quantities}
+    assert {"accuracy", "accuracy_lost", "largest_lossless_batch", "time_to_target"} <= names
+
+
+@pytest.mark.parametrize("name", ["default-grid", "acceleration-ladder", "captured", "doors/study"])
+def test_what_holds_a_study_back_takes_two_sentences(name: str) -> None:
+    found = holds_back(study_named(name))
+    assert 1 <= len(found) <= 2
+    assert not [text for text in found if ". " in text]
+
+
+def test_a_bound_of_many_workloads_starts_with_the_configuration() -> None:
+    line = card_of(study_named("doors/study")).line("do_next")
+    assert line is not None and re.match(r".* --load-ms [\d.]+: .*\(upper bound\)$", line.text)
 
 
 def test_a_difference_at_the_first_lossy_batch_names_that_batch() -> None:

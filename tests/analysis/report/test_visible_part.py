@@ -290,6 +290,25 @@ def test_methods_state_versions_repeats_and_date_and_cite_the_program(tmp_path: 
     assert bibtex() in text
 
 
+def test_methods_of_a_single_trial_are_in_the_singular(tmp_path: Path) -> None:
+    trials = grid({"device": "cuda", "model": "resnet18", "dataset": "synthetic", "image_size": 224}, world_size=[1])
+    directory = write_results(tmp_path / "results", trials, lambda t: {"step_s": 0.1}, spread=0.01)
+    text = methods(with_models(analyse(load(directory))))
+    assert "We trained resnet18 on synthetic images of 224 pixels, with 1 NVIDIA H200 GPU, in 1 trial of" in text
+    assert "The configuration ran once." in text
+
+
+def test_methods_list_the_numbers_of_gpus_and_the_file_of_a_users_workload(tmp_path: Path) -> None:
+    text = methods(committed_inputs("captured")[0])
+    assert (
+        "We trained resnet18 and resnet50 on synthetic images of 224 pixels, with 1, 2 and 4 NVIDIA H200 GPUs" in text
+    )
+    assert " on synthetic text, with " in methods(committed_inputs("mlstm-scaling")[0])
+    trials = grid({"device": "cuda", "workload": "/home/me/mine.py:build"}, world_size=[1, 2])
+    directory = write_results(tmp_path / "results", trials, lambda t: {"step_s": 0.1}, spread=0.01)
+    assert "We trained mine.py:build, with 1 and 2 " in methods(with_models(analyse(load(directory))))
+
+
 def test_methods_include_what_newer_trials_record(tmp_path: Path) -> None:
     trials = grid({"device": "cuda", "steps": 4}, world_size=[1, 2])
     directory = write_results(tmp_path / "results", trials, lambda t: {"step_s": 0.1}, spread=0.01)

@@ -186,11 +186,8 @@ def test_gpus_without_readings_are_listed(tmp_path: Path) -> None:
             rank["gpu_uuid"] = f"MIG-{rank['rank']}"  # NVML lists whole GPUs
 
     cells = TABLES["gpus"](analysed(tmp_path / "results", silent)).cells()
-    assert cells[["UUID", "GPU", "driver"]].to_numpy().tolist() == [
-        ["MIG-0", "NVIDIA H200", "–"],
-        ["MIG-1", "NVIDIA H200", "–"],
-    ]
-    assert "throttled by" not in cells
+    assert cells[["UUID", "GPU"]].to_numpy().tolist() == [["MIG-0", "NVIDIA H200"], ["MIG-1", "NVIDIA H200"]]
+    assert not {"driver", "throttled by"} & {*cells}
 
 
 @given(st.sets(st.integers(0, 300), min_size=1))

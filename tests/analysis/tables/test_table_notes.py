@@ -56,7 +56,17 @@ def test_these_studies_fill_all_tables_with_variable_columns() -> None:
 
 def test_columns_with_the_same_meaning_share_a_definition() -> None:
     columns = [Column(name, name, meaning) for name, meaning in (("a", "time."), ("b", "gain."), ("c", "time."))]
-    assert Table("", tuple(columns), pd.DataFrame()).definitions() == [("a and c", "time."), ("b", "gain.")]
+    frame = pd.DataFrame({"a": [1], "b": [2], "c": [3]})
+    assert Table("", tuple(columns), frame).definitions() == [("a and c", "time."), ("b", "gain.")]
+
+
+def test_a_column_without_a_value_is_only_in_the_csv() -> None:
+    columns = (Column("a", "A", "first."), Column("b", "B", "second."), Column("c", "C", "third."))
+    table = Table("", columns, pd.DataFrame({"a": [1, 2], "b": [None, float("nan")], "c": ["", "x"]}))
+    assert list(table.cells()) == ["A", "C"]
+    assert table.definitions() == [("A", "first."), ("C", "third.")]
+    assert ">B<" not in table.to_html("t")
+    assert table.to_csv().splitlines()[0] == "a,b,c"
 
 
 def test_shares_of_phases_refer_to_the_step_of_their_row() -> None:

@@ -58,6 +58,25 @@ def test_timed_and_trained_trials_have_facts_of_their_own(tmp_path: Path) -> Non
     assert not set(timed.constant) & set(timed.default)
 
 
+@pytest.mark.parametrize(
+    ("data", "unread", "read"),
+    [
+        ("synthetic", {"storage", "decode", "page cache", "order", "prefetch batches"}, {"optimizer"}),
+        ("fashion_mnist_sample", {"storage", "decode", "page cache"}, {"order", "prefetch batches"}),
+        ("image_folder", set[str](), {"storage", "decode", "order", "prefetch batches"}),
+    ],
+)
+def test_defaults_that_the_data_set_does_not_read_are_left_out(
+    tmp_path: Path, data: str, unread: set[str], read: set[str]
+) -> None:
+    write_study(tmp_path)
+    for fields in grid(VGG | {"dataset": data}, batch_per_gpu=[2, 4]):
+        write_trial(tmp_path, record(fields), steps(fields, 0.1))
+    [found] = facts(with_models(analyse(load(tmp_path))))
+    shown = set(dict(found.default))
+    assert read <= shown and not unread & shown
+
+
 @pytest.mark.usefixtures("no_figures")
 def test_a_small_form_has_a_banner_in_both_reports(tmp_path: Path) -> None:
     study(tmp_path, PERCEPTRON)
