@@ -17,11 +17,10 @@ from analysis.verdict.card import card_of
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "images"
 RESULTS = ROOT / "benchmarks" / "results"
-CARD_OF = RESULTS / "default-resnet50-4gpu"
+OF = RESULTS / "default-resnet50-4gpu"
 """the default study with ResNet-50, in five worker groups"""
 
-FIGURE_OF, FIGURE = RESULTS / "communication", "lost_ranks"
-"""four GPUs, which lose more than two"""
+FIGURE = "work"
 
 _THEME = f"""<style>
 .page {{ fill: #ffffff; }}
@@ -38,12 +37,12 @@ _THEME = f"""<style>
 
 def pictures() -> Mapping[str, str]:
     """Return the pictures as SVG, by file name."""
-    figure = PLOTS[FIGURE](report_inputs(load_reduced(str(FIGURE_OF)))[0])
-    assert figure is not None, f"{FIGURE_OF.name} has nothing to draw for {FIGURE}"
+    inputs, *others = report_inputs(load_reduced(str(OF)))
+    figure = PLOTS[FIGURE](inputs)
+    assert figure is not None, f"{OF.name} has nothing to draw for {FIGURE}"
     svg, _ = render(figure)
     drawn = re.sub(r"(<svg[^>]*>)", lambda match: match[1] + _THEME, svg, count=1)
-    inputs, *others = report_inputs(load_reduced(str(CARD_OF)))
-    return {"card.svg": as_svg(card_of(inputs, others)), "causes.svg": drawn}
+    return {"card.svg": as_svg(card_of(inputs, others)), f"{FIGURE}.svg": drawn}
 
 
 if __name__ == "__main__":
