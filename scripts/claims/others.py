@@ -375,4 +375,13 @@ OWN_CODE: Entries = [
     own_code("starts differed by up to {} %", number(_largest_spread())),
 ]
 
-ENTRIES = [*OWN_CODE, *CLUSTERS, *PAGES, *STUDIES, *README, *COMPARE]
+monitoring, _, _ = on_page("docs/monitoring.md")
+MONITORING: Entries = [
+    monitoring("additional actor of {} MiB", figure("tracking", "memory of the actor")),
+    monitoring(
+        "came after {} times as long, and throughput was {} times as high",
+        *(figure("tracking", f"{name}, tracking / none") for name in ("first warm-up", "throughput")),
+    ),
+]
+
+ENTRIES = [*MONITORING, *OWN_CODE, *CLUSTERS, *PAGES, *STUDIES, *README, *COMPARE]
