@@ -36,7 +36,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("analysis.report", "analysis.export"),
     ),
     "study": (
-        ("study.errors", "study.capacity", "study.references"),
+        ("study.bytecode", "study.errors", "study.capacity", "study.references"),
         ("study.studies",),
         ("study.options", "study.arguments"),
         ("study.plan",),
