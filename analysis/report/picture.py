@@ -20,6 +20,9 @@ POINTS_PER_REM = 10.8
 MOST_VISIBLE_CHARACTERS = 160_000
 """Maximum length of the SVG of a figure that answers a question; a larger one has too many parts to see."""
 
+MOST_NARROW_CHARACTERS = 30_000
+"""Maximum length of the form for phones of any other figure, so that a report stays below 1.5 MB."""
+
 
 @dataclass(frozen=True)
 class Picture:

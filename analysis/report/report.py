@@ -10,7 +10,7 @@ import re
 import secrets
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jinja2
@@ -32,7 +32,7 @@ from analysis.report.card import as_json_text, as_markdown
 from analysis.report.card_svg import as_svg
 from analysis.report.methods import methods
 from analysis.report.page import embedded, glossary, security_policy, static, with_terms
-from analysis.report.picture import Picture, draw, first_drawn
+from analysis.report.picture import MOST_NARROW_CHARACTERS, Picture, draw, first_drawn
 from analysis.report.questions import OVERVIEW, Question, questions
 from analysis.report.sections import PLOTS, RETIRED_PLOTS, SECTIONS, TABLES, WITHOUT_LATEX
 from analysis.report.sentences import actions
@@ -173,11 +173,15 @@ def _answer(inputs: ReportInputs, question: Question, picture: Picture | None, s
 
 
 def _figures(inputs: ReportInputs, tables: Mapping[str, Table], without: Iterable[str]) -> list[Picture]:
-    """Draw the figures of all sections except those in `without`."""
+    """Draw the figures of all sections except those in `without`. Long ones have no form for phones: they scroll."""
     known = set(without)
     drawn = (draw(inputs, figure, tables) for section in SECTIONS for figure in section.figures
              if figure.name not in known)  # fmt: skip
-    return [picture for picture in drawn if picture]
+    return [
+        replace(picture, narrow_svg=None) if len(picture.narrow_svg or "") > MOST_NARROW_CHARACTERS else picture
+        for picture in drawn
+        if picture
+    ]
 
 
 def _placed(figures: Sequence[Picture], tables: Mapping[str, Table]) -> dict[str, Any]:
