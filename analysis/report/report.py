@@ -57,6 +57,18 @@ _STATUSES = {
 }
 
 
+_ON_LATEX = r"""Each table as CSV, with all columns in base units, and as LaTeX, with the columns of the report.
+
+A LaTeX table needs this in the preamble:
+
+    \usepackage{booktabs}
+
+Include it and refer to it by its file name:
+
+    \input{tables/weak_scaling}
+    \ref{tab:weak_scaling}
+"""
+
 DOCUMENTS: Mapping[str, Callable[[ReportInputs], dict[str, str]]] = {"lab4": lab_document}
 """Further documents that a study may ask for, by name: files of the report with their text."""
 
@@ -123,6 +135,7 @@ def write_report(
             files[f"tables/{name}{part['suffix']}.csv"] = table.to_csv().encode()
             if name not in WITHOUT_LATEX:
                 files[f"tables/{name}{part['suffix']}.tex"] = table.to_latex(f"{name}{part['suffix']}").encode()
+    files["tables/README.md"] = _ON_LATEX.encode()
     for picture in (*visible, *figures):
         files[f"figures/{picture.name}.svg"] = picture.svg.encode()
         files[f"figures/{picture.name}.png"] = picture.png
@@ -259,7 +272,10 @@ def status_counts(results: Results) -> list[tuple[str, int]]:
 
 
 def environment_rows(analysis: Analysis) -> list[tuple[str, str]]:
-    """Return the common fingerprint of the trials, variables that some trials set, commits, lock file, OS and date."""
+    """Return the common fingerprint of the trials, and what else is known of where and when they ran.
+
+    That is: variables that some trials set, commits, lock file, OS, CPU governor, size of the cluster, and date.
+    """
     varying: dict[str, list[str]] = {}
     for environment in analysis.results.trials["environment"]:
         for name, value in (environment.get("variables") or {}).items():
@@ -270,10 +286,23 @@ def environment_rows(analysis: Analysis) -> list[tuple[str, str]]:
     varying["git commit"] = [name for name in dict.fromkeys(commits) if name]
     environments = analysis.results.trials["environment"]
     locks = [environment.get("lock_file") for environment in environments]
-    systems = [node.get("os") for environment in environments for node in used_nodes(environment)]
-    for name, listed in (("lock file", locks), ("OS", systems), ("date", dates(analysis))):
+    nodes = [node for environment in environments for node in used_nodes(environment)]
+    systems, governors = ([node.get(name) for node in nodes] for name in ("os", "cpu_governor"))
+    clusters = [_size_of(environment.get("cluster")) for environment in environments]
+    for name, listed in (
+        ("lock file", locks), ("OS", systems), ("CPU governor", governors), ("Ray cluster", clusters),
+        ("date", dates(analysis)),
+    ):  # fmt: skip
         varying[name] = [str(value) for value in dict.fromkeys(listed) if value]
     return [*analysis.environment.items(), *((name, join(values, "or")) for name, values in varying.items() if values)]
+
+
+def _size_of(cluster: Mapping[str, int] | None) -> str | None:
+    """Return the size of a trial's cluster; None if it was not recorded."""
+    if not cluster:
+        return None
+    counts = ((cluster[f"{noun.lower()}s"], noun) for noun in ("node", "GPU", "CPU"))
+    return ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counts)
 
 
 _TEMPLATES = jinja2.Environment(

@@ -89,9 +89,9 @@ class Column:
     is_main: bool = False
 
     def has_values(self, frame: pd.DataFrame) -> bool:
-        """Return False if every cell would be a dash."""
+        """Return False if every cell would be a dash. A table without rows keeps its columns."""
         values = frame[self.name]
-        return not (values.isna() | values.eq("")).all() or set(self.cells(frame)) - {MISSING} != set()
+        return frame.empty or not (values.isna() | values.eq("")).all() or set(self.cells(frame)) - {MISSING} != set()
 
     def cells(self, frame: pd.DataFrame) -> list[str]:
         """Return the column's cells, all rounded to the same decimals."""

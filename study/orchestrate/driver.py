@@ -137,6 +137,8 @@ class TrialDriver:
     """Text of users' workload files by `workload` field."""
     hosts: Mapping[str, str]
     """Description of each node by node id."""
+    cluster: Mapping[str, int]
+    """Numbers of nodes, GPUs and CPUs."""
     alive_nodes: Callable[[], Sequence[NodeCapacity]]
     """Queries the cluster."""
     scratch: Path = field(default_factory=user_folder)
@@ -157,7 +159,9 @@ class TrialDriver:
         alive_nodes: Callable[[], Sequence[NodeCapacity]],
     ) -> "TrialDriver":
         hosts = {node.node_id: f"{node.address} ({node.node_id[:8]})" for node in nodes}
-        return cls(keeper, store, options, layouts(trials, nodes), _workload_sources(trials), hosts, alive_nodes)
+        size = {"nodes": len(nodes), "gpus": sum(node.gpus for node in nodes), "cpus": sum(node.cpus for node in nodes)}
+        layouts_by_kind, sources = layouts(trials, nodes), _workload_sources(trials)
+        return cls(keeper, store, options, layouts_by_kind, sources, hosts, size, alive_nodes)
 
     def run(self, point: Point, report: Report) -> None:
         """Measure a trial, store it, and report it.
@@ -243,7 +247,8 @@ class TrialDriver:
             killed = "the process that holds the worker groups was killed, perhaps because the host's memory was full"
             return _failed(trial, f"{killed}: {first_line(cause)}", started_at, log=str(cause))
         others = list(dict.fromkeys([*others, *other_studies(self.study_pid)]))
-        return result_of(trial, outcome, others)
+        result = result_of(trial, outcome, others)
+        return replace(result, environment={**result.environment, "cluster": dict(self.cluster)})
 
     def _lost_node_result(self, trial: Trial, error: ValueError) -> TrialResult:
         alive = {node.node_id for node in self.alive_nodes()}

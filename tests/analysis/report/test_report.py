@@ -100,6 +100,7 @@ def test_report_contains_exactly_the_expected_files(gpu: Path, gpu_page: Page, m
         "methods.md",
         "card.json",
         "card.svg",
+        "tables/README.md",
         *(f"tables/{name}.csv" for name in tables),
         *(f"tables/{name}.tex" for name in tables if name != "trials"),
         *(

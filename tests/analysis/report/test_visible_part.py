@@ -18,7 +18,7 @@ from analysis.report.answer_tables import MOST_ROWS, largest_steps, outlook, pha
 from analysis.report.methods import CITATION, bibtex, methods
 from analysis.report.picture import first_drawn
 from analysis.report.questions import questions
-from analysis.report.report import write_report
+from analysis.report.report import environment_rows, write_report
 from analysis.report.sentences import MOST_ACTIONS, actions, holds_back
 from analysis.study import analyse
 from analysis.tables.batch_size import ladder
@@ -288,6 +288,22 @@ def test_methods_state_versions_repeats_and_date_and_cite_the_program(tmp_path: 
     assert "cuDNN" not in text and "lock file" not in text, "these trials do not record them"
     assert re.search(r"The trials ran on \d{4}-\d\d-\d\d", text)
     assert bibtex() in text
+
+
+def test_the_environment_states_the_cluster_and_the_governor_if_they_are_recorded(tmp_path: Path) -> None:
+    directory = write_results(
+        tmp_path / "results", grid({"device": "cuda", "steps": 4}, world_size=[1, 2]), lambda t: {"step_s": 0.1},
+        spread=0.0,
+    )  # fmt: skip
+    assert not {"Ray cluster", "CPU governor"} & {name for name, _ in environment_rows(analyse(load(directory)))}
+    for file in directory.glob("trials/*/trial.json"):
+        record = json.loads(file.read_text())
+        record["environment"]["cluster"] = {"nodes": 1, "gpus": 2, "cpus": 32}
+        for node in record["environment"]["nodes"]:
+            node["cpu_governor"] = "performance"
+        file.write_text(json.dumps(record))
+    rows = dict(environment_rows(analyse(load(directory))))
+    assert rows["Ray cluster"] == "1 node, 2 GPUs, 32 CPUs" and rows["CPU governor"] == "performance"
 
 
 def test_methods_of_a_single_trial_are_in_the_singular(tmp_path: Path) -> None:

@@ -162,6 +162,7 @@ def test_another_study_on_the_host_is_recorded_and_stated_with_the_results(
     run = Run(tmp_path / "results", [SIZES[:2]])
     assert run.of(SIZES[0], "environment")["other_studies"] == ["pid 4711"]
     assert "other_studies" not in run.of(SIZES[1], "environment")
+    assert run.of(SIZES[1], "environment")["cluster"]["nodes"] == 2
     hosts = HostCaveats()
     for trial_id, record in run.records.items():
         hosts.add(trial_id, Environment.model_validate(record["environment"]).model_dump(exclude_unset=True))
