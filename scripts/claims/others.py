@@ -22,7 +22,6 @@ from scripts.claims.sources import (
     frames,
     goal,
     number,
-    on_page,
     one,
     samples,
     summary,
@@ -360,7 +359,7 @@ COMPARE: Entries = [
     for name, reference in REFERENCES.items()
 ]
 
-own_code, _, _ = on_page("docs/own-code.md")
+own_code = partial(claim, "docs/own-code.md")
 ADDED = samples("doors-added")
 
 
@@ -375,7 +374,7 @@ OWN_CODE: Entries = [
     own_code("starts differed by up to {} %", number(_largest_spread())),
 ]
 
-monitoring, _, _ = on_page("docs/monitoring.md")
+monitoring = partial(claim, "docs/monitoring.md")
 MONITORING: Entries = [
     monitoring("additional actor of {} MiB", figure("tracking", "memory of the actor")),
     monitoring(

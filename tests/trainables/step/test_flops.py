@@ -38,8 +38,8 @@ def test_operations_of_data_parallel_are_those_of_all_its_replicas(model: str) -
         tokens = torch.zeros(4, 8, dtype=torch.uint8)
         of_one, of_two = on_one.blueprint_flops((tokens[:2], None)), on_two.blueprint_flops((tokens, None))
         assert of_one and of_two == 2 * of_one
-        attention = [each.parts_of_flops()["causal_attention_flops"] for each in (on_one, on_two)]
-        assert attention == [None, None] if model == "mlstm64" else attention[1] == 2 * attention[0]
+        of_one, of_two = (each.parts_of_flops()["causal_attention_flops"] for each in (on_one, on_two))
+        assert (of_one is None and of_two is None) if model == "mlstm64" else of_one and of_two == 2 * of_one
 
 
 @pytest.mark.parametrize("name", MODELS)
