@@ -93,7 +93,7 @@ def test_the_panel_of_the_card_is_among_the_first_ones() -> None:
 
 
 def test_intervals_of_predictions_are_within_the_axis() -> None:
-    for axis in panels(fan("forum-phases")).values():
+    for axis in panels(fan("default-resnet50-4gpu")).values():
         low, high = axis.get_ylim()
         edges = [path.vertices[:, 1] for band in axis.collections for path in band.get_paths()]
         assert edges and low <= min(map(np.min, edges)) and max(map(np.max, edges)) <= high

@@ -285,7 +285,7 @@ def test_plan_accounts_for_recorded_trials_and_their_durations(
     out = capsys.readouterr().out
     assert "8 trials: 4 done, 4 pending" in out
     assert "ended as failed before; runs again" in out
-    assert "estimated time: about 53 s (4 recorded trials)" in out
+    assert "estimated time: about 34 s (4 recorded trials)" in out
 
 
 def test_print_config_writes_yaml_that_reproduces_the_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
