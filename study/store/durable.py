@@ -123,7 +123,10 @@ def _is_abandoned(partial: Path) -> bool:
     pid, _, host = f"{partial.name.removeprefix('replaced-')}--".split("-", 2)
     if host.removesuffix("--") == socket.gethostname() and pid.isdecimal() and not psutil.pid_exists(int(pid)):
         return True
-    return time.time() - partial.stat().st_mtime > ABANDONED_AFTER_S
+    try:
+        return time.time() - partial.stat().st_mtime > ABANDONED_AFTER_S
+    except FileNotFoundError:  # its writer has just put it into its place
+        return False
 
 
 def _complete_trial_id(folder: Path) -> str | None:
