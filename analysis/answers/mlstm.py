@@ -18,9 +18,10 @@ NEAR_LINEAR = 0.95
 
 
 def _rows(inputs: ReportInputs) -> pd.DataFrame:
-    """Return weak-scaling rows on most ranks, the fastest interconnect first, with model, interconnect and `name`.
+    """Return weak-scaling rows on most ranks, the fastest interconnect first, with model and interconnect.
 
-    The name is the model, with the strategy if there are several. Threads of one process are another question.
+    strategy: " (ddp)" and the like, "" if there is only one. name: the model with it. Threads of one process are
+    another question.
     """
     rows = inputs.scaling
     rows = rows[(rows["scaling"] == WEAK) & (rows["ideal"] > 1) & (rows["reference_world_size"] == 1)]
@@ -29,9 +30,10 @@ def _rows(inputs: ReportInputs) -> pd.DataFrame:
     rows = rows.assign(**{name: fields[name].to_numpy() for name in ("model", "interconnect", "parallel")})
     rows = rows[rows["parallel"] != THREADS]
     order = rows["interconnect"].map({"auto": 0, "no_p2p": 1, "socket": 2}).fillna(0)
-    several = rows["parallel"].nunique() > 1
-    name = rows["model"] + (" (" + rows["parallel"] + ")" if several else "")
-    return rows.assign(order=order, name=name).sort_values(["order", "model"], kind="stable")
+    strategy = " (" + rows["parallel"] + ")" if rows["parallel"].nunique() > 1 else ""
+    return rows.assign(order=order, strategy=strategy, name=rows["model"] + strategy).sort_values(
+        ["order", "model"], kind="stable"
+    )
 
 
 def linear(inputs: ReportInputs) -> Reply | Missing:
@@ -111,8 +113,7 @@ def larger_model(inputs: ReportInputs) -> Reply | Missing:
     if rows["model"].nunique() < 2:
         return Missing("only one model ran on several ranks", "--model mlstm4096,mlstm8192")
     texts, numbers = [], {}
-    several = rows["parallel"].nunique() > 1
-    for (interconnect, parallel), group in rows.groupby(["interconnect", "parallel"], sort=False):
+    for (interconnect, strategy), group in rows.groupby(["interconnect", "strategy"], sort=False):
         small, large = lowest(group, "bytes"), highest(group, "bytes")
         if small["model"] == large["model"]:
             continue
@@ -125,7 +126,6 @@ def larger_model(inputs: ReportInputs) -> Reply | Missing:
         if not abs(math.log(large["efficiency"] / small["efficiency"])) > math.hypot(*half_widths):  # or unknown
             verdict = f"{verdict}, but not significantly"
         growth = [_growth_text(_growth(inputs, row)) for row in (large, small)]
-        strategy = f" ({parallel})" if several else ""
         texts.append(
             f"{field_value('interconnect', interconnect)}{strategy}: {verdict}, {points(large['efficiency'])} against "
             f"{points(small['efficiency'])}; it computes {times(compute)} as long for {times(sent)} the "
