@@ -4,14 +4,35 @@ import contextlib
 import logging
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, TextIO
+
+THREADS_OF_RAY = "ray_"
+"""How the names of Ray's threads in this process start."""
+
+
+class _WithoutRay:
+    """Standard output, except that what Ray's threads print there, such as the death of a server, goes to a file."""
+
+    def __init__(self, stream: Any, file: TextIO):
+        self.stream = stream
+        self.file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        is_ray = threading.current_thread().name.startswith(THREADS_OF_RAY)
+        return int((self.file if is_ray else self.stream).write(text))
 
 
 @contextlib.contextmanager
 def ray_output_in(path: Path) -> Iterator[None]:
-    """Append to a file what Ray writes to standard error, from Python or native code, until the context ends.
+    """Append to a file what Ray prints until the context ends.
 
+    This is what Python or native code writes to standard error, and what Ray's threads write to standard output.
     sys.stderr still writes to standard error.
     """
     logger = logging.getLogger("ray")
@@ -25,6 +46,7 @@ def ray_output_in(path: Path) -> Iterator[None]:
                 stack.callback(setattr, child, "handlers", child.handlers)
                 child.handlers = [logging.StreamHandler(file)]
         stack.enter_context(_native_stderr_in(file.fileno()))
+        stack.enter_context(contextlib.redirect_stdout(_WithoutRay(sys.stdout, file)))
         yield
 
 

@@ -196,6 +196,29 @@ def test_the_output_of_ray_goes_to_a_file_and_that_of_the_study_to_stderr(tmp_pa
     assert (tmp_path / "ray.log").read_text().splitlines() == ["native", "of Tune"]
 
 
+def test_what_ray_prints_to_standard_output_when_a_server_dies_goes_to_its_file(tmp_path: Path) -> None:
+    code = (
+        "import sys, time\nfrom pathlib import Path\nimport ray\n"
+        "from ray._private.utils import publish_error_to_driver\n"
+        "from study.orchestrate.processes.output import ray_output_in\n"
+        "log = Path(sys.argv[1])\n"
+        "with ray_output_in(log):\n"
+        "    ray.init(address='local', num_cpus=0, include_dashboard=False, log_to_driver=False)\n"
+        "    gcs = ray._private.worker.global_worker.gcs_client\n"
+        "    for _ in range(600):\n"
+        "        publish_error_to_driver('raylet_died', 'Raylet is terminated', gcs_client=gcs)\n"
+        "        if 'Raylet is terminated' in log.read_text():\n"
+        "            break\n"
+        "        time.sleep(0.1)\n"
+        "    print('the report'); ray.shutdown()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "ray.log")], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.returncode) == ("the report\n", 0)
+    assert "Raylet is terminated" in (tmp_path / "ray.log").read_text()
+
+
 def test_the_death_of_a_server_interrupts_the_main_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(["sleep", "60"]) as server:
         monkeypatch.setattr(watch, "servers_of", lambda log_dir: [psutil.Process(server.pid)])
