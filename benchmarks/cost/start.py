@@ -2,6 +2,7 @@
 
     python -m benchmarks.cost.start                        # on all GPUs, else on two CPU ranks
     python -m benchmarks.cost.start --launches 4 --groups 4
+    python -m benchmarks.cost.start --cold               # as root: the first launch reads all files from the disk
 
 Each launch is a command of its own, with a Ray of its own, and measures the same trial in several worker groups. Times
 come from its results folder. Goals: first warm-up within 25 s of the command, and at most 5 s from when a group's last
@@ -15,6 +16,7 @@ within them (one-way analysis of variance, Montgomery: Design and Analysis of Ex
 
 import argparse
 import math
+import os
 import shlex
 import statistics
 import subprocess
@@ -48,6 +50,7 @@ def main() -> None:
     parser.add_argument("--launches", type=int, default=3)
     parser.add_argument("--groups", type=int, default=4, help="worker groups per launch, at least 2")
     parser.add_argument("--work", help="options of `run` for the trial")
+    parser.add_argument("--cold", action="store_true", help="drop this host's page cache before the first launch")
     parser.add_argument("--small", action="store_true", help="one launch of two groups on CPU ranks")
     parser.add_argument("--name", default="start", help="folder under benchmarks/results")
     options = parser.parse_args()
@@ -57,13 +60,19 @@ def main() -> None:
         parser.error(f"--groups {options.groups}: a further group needs at least 2")
     work = options.work or (ON_GPUS if options.gpus else ON_CPUS)
     arguments = f"run default {work} --gpus {options.gpus or 2} --repeats {options.groups} --address local"
+    if options.cold:
+        os.sync()
+        Path("/proc/sys/vm/drop_caches").write_text("3")
     launches = [launched(shlex.split(arguments)) for _ in range(options.launches)]
     samples = [group | {"launch": number} for number, groups in enumerate(launches) for group in groups]
     write_summary(options.name, figures(launches), samples)
 
 
 def launched(arguments: Sequence[str]) -> list[dict[str, Any]]:
-    """Run one command. Return its groups in order: times in s, throughput in samples/s, and parts of the start in s."""
+    """Run one command. Return its groups in order: times in s, throughput in samples/s, and parts of the start in s.
+
+    `asked_s` is from the command until the group was requested, and the parts are from there.
+    """
     with tempfile.TemporaryDirectory(prefix="start-") as out:
         began_at = time.time()
         subprocess.run([sys.executable, "-m", "study.scaling", *arguments, "--out", out], check=True)
@@ -87,6 +96,7 @@ def launched(arguments: Sequence[str]) -> list[dict[str, Any]]:
                 "to_first_warmup_s": started_at - ends_at,
                 "samples_per_s": float(measured[record["trial_id"]]),
                 "command_s": took_s,
+                "asked_s": asked_at - began_at,
             }
             | {f"{part}_after_s": end - asked_at for part, end in zip(PARTS, ends, strict=True)}
         )

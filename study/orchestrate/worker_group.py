@@ -1,6 +1,6 @@
-"""Warm worker groups under Ray Train: one TorchTrainer run whose ranks serve group after group, trial after trial.
+"""Warm worker groups under Ray Train: one run of its trainer whose ranks serve group after group, trial after trial.
 
-A cold TorchTrainer needs many seconds to start processes, import torch and connect ranks before its first step. A
+A cold trainer needs many seconds to start processes, import torch and connect ranks before its first step. A
 launch pays this cost once. The keeper (`study/orchestrate/keeper.py`) opens a group (`study/orchestrate/group.py`),
 gives it one job at a time, and closes it. Ranks request the next job from the keeper (`study/orchestrate/rank.py`).
 In each group, each of Train's workers runs its rank in a fresh process (`study/orchestrate/processes/ranks.py`). Only a
@@ -21,7 +21,7 @@ from study.orchestrate.failures import RankDeathError
 from study.orchestrate.processes.fork_server import OFFER, RANK_MODULES, start_forkserver
 from study.orchestrate.processes.guard import guard_this_process
 from study.orchestrate.processes.ranks import Place, calls_of_rank, host_rank
-from study.orchestrate.processes.trainer import backend_of, trainer_of
+from study.orchestrate.processes.trainer import make_trainer
 from study.orchestrate.protocol import KeeperProxy
 from study.orchestrate.stuck import Calls
 from study.plan.placement import Layout
@@ -44,7 +44,7 @@ class CallKeeper:
 
 
 def train_loop(config: dict[str, Any]) -> None:
-    """Serve the keeper's groups as one rank. This is the training loop that TorchTrainer runs."""
+    """Serve the keeper's groups as one rank. This is the training loop that Ray Train runs."""
     guard_this_process()
     # Ray Train sets it; a script would inherit it, unlike from torchrun
     os.environ.pop("ACCELERATE_TORCH_DEVICE", None)
@@ -152,7 +152,7 @@ class RayRanks:
 
 
 def _fit(keeper: Any, name: str, layout: Layout) -> None:
-    """Run a launch's ranks under a TorchTrainer until all have ended."""
+    """Run a launch's ranks under Ray Train until all have ended."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.v2.api.config import LoggingConfig
 
@@ -160,10 +160,10 @@ def _fit(keeper: Any, name: str, layout: Layout) -> None:
     on_gpu = kind.device == "cuda"
     # Train saves a few files of its own per run, which nobody needs afterwards
     with scratch_folder("train") as storage, _name_deaths():
-        trainer_of(kind)(
+        make_trainer(
+            kind,
             train_loop,
             train_loop_config={"keeper": keeper, "layout": layout, "name": name},
-            torch_config=backend_of(kind),
             scaling_config=ScalingConfig(
                 num_workers=len(layout.node_ids),
                 use_gpu=on_gpu,
