@@ -212,10 +212,11 @@ def _forked_after() -> list[float]:
 STUDY: Entries = [
     shows("starts", ("from", "median", "slowest", "goal"), _start_rows()),
     says(
-        "and its first warm-up came after {} s. The goal",
-        number(min(row["to_first_warmup_s"] for row in samples(LATEST) if row["group"].endswith("-1"))),
+        "their first warm-up came after {} and {} s. The goal",
+        *map(number, sorted(row["to_first_warmup_s"] for row in samples(LATEST) if row["group"].endswith("-1"))[:2]),
     ),
-    stated("The goal for this, 12 s, is missed", "goal"),
+    stated("this, 12 s, was missed by one of them", "goal"),
+    stated("It missed 25 s", "goal"),
     stated("on one H200 of a fresh host with 32 cores", "setting"),
     says(
         "took {} s to the first warm-up in the median, and {} s at most. A\nfurther group took {} s in the median, and "
