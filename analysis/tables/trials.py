@@ -14,8 +14,11 @@ from analysis.text import text
 
 AGAIN = "results/again"
 
-LEFT_OUT = ("storage", "recipe", "training")
-"""Kinds of fields that a command leaves out if they have their default, which the default study never changes."""
+STATED = frozenset(
+    "batch_per_gpu communication_steps cpus_per_rank dataset device image_size memory_format model nodes precision "
+    "sequence_length steps sweep_bytes warmup_steps window_limit_s world_size".split()
+)
+"""Fields that the default study or its plan sets. A command leaves out others that have their default."""
 
 
 def trials(analysis: Analysis) -> Table:
@@ -51,9 +54,8 @@ def trials(analysis: Analysis) -> Table:
 def again(fields: Mapping[Any, Any], names: Iterable[str], declared: Fields) -> str:
     """Return the command that measures one configuration again, with all fields in `names`.
 
-    Fields of the kinds `LEFT_OUT` that have their default are left out. The command sets the others on the default
-    study, a plain grid, which leaves one trial. The trial's own study may have no name on
-    the command line, or may have changed.
+    The command sets them on the default study, a plain grid, which leaves one trial. The trial's own study may have no
+    name on the command line, or may have changed. Fields outside `STATED` that have their default are left out.
     """
     own_code = fields.get(COMMAND_COLUMN)
     if isinstance(own_code, dict):
@@ -63,7 +65,7 @@ def again(fields: Mapping[Any, Any], names: Iterable[str], declared: Fields) -> 
         value = fields.get(field)
         facts = declared[field]
         refused = value != facts.default and not facts.has_effect(fields, declared.facts)
-        left_out = facts.kind in LEFT_OUT and value == facts.default
+        left_out = field not in STATED and value == facts.default
         if text(value) in ("", "–") or facts.option is None or refused or left_out:
             continue
         shown = str(value).lower() if isinstance(value, bool) else str(value)

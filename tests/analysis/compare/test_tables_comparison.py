@@ -23,7 +23,7 @@ from analysis.read.results import load
 from analysis.read.study_record import StudyRecord
 from analysis.report.sections import TABLES
 from analysis.study import analyse
-from analysis.tables.trials import LEFT_OUT, again
+from analysis.tables.trials import STATED, again
 from analysis.verdict.answer import answer
 from study.capacity import NodeCapacity
 from study.cli.configuration import resolve
@@ -409,12 +409,15 @@ def test_the_command_plans_the_same_trial_for_any_study(tmp_path: Path) -> None:
         assert trial_again.trial == planned[str(row.trial_id)].but(repeat=0)
 
 
-@pytest.mark.parametrize("gpus", [0, 8])
-def test_the_default_study_keeps_the_defaults_that_commands_leave_out(gpus: int) -> None:
-    study = STUDIES["default"]([NodeCapacity("", "localhost", cpus=16, gpus=gpus)])
-    values = {name: (value,) for name, value in study.base.items()} | dict(study.axes)
-    left_out = {name: values for name, values in values.items() if DECLARED[name].kind in LEFT_OUT}
-    assert left_out and left_out == {name: (DECLARED[name].default,) for name in left_out}
+@pytest.mark.parametrize(("cpus", "gpus"), [(2, 0), (64, 0), (16, 1), (64, 8)])
+def test_the_default_study_keeps_the_defaults_that_commands_leave_out(cpus: int, gpus: int) -> None:
+    for hosts in (1, 2):
+        nodes = [NodeCapacity(str(number), "host", cpus=cpus, gpus=gpus) for number in range(hosts)]
+        trials = [row.trial for row in plan_trials(STUDIES["default"](nodes), nodes, {}, []) if row.trial]
+        assert trials
+        fields = [name for name in DECLARED.facts if name not in STATED | {"repeat"}]
+        changed = {name for trial in trials for name in fields if getattr(trial, name) != DECLARED[name].default}
+        assert not changed
 
 
 def test_the_command_sets_a_field_with_a_changed_default_if_the_strategy_has_it() -> None:
