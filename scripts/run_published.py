@@ -40,10 +40,8 @@ class Published:
 _FORUM_PHOTOS = (
     "forum-phases --data-dir {photos} --set dataset=image_folder --model resnet18 --batch-per-gpu 64 --precision bf16"
 )
-_LAB = (
-    "hpml-lab4 --data-dir {fashion} --set dataset=fashion_mnist --set parallel=ddp --precision tf32 "
-    "--set window_limit_s=5"
-)
+_LAB_BOTH = "hpml-lab4 --data-dir {fashion} --set dataset=fashion_mnist --precision tf32 --set window_limit_s=5"
+_LAB = f"{_LAB_BOTH} --set parallel=ddp"
 _LADDER = "acceleration-ladder --data-dir {photos} --global-batch 256 --set profile_ranks=0 --set warmup_steps=5"
 _LADDER_CASES = (
     "--case 'JPEG files, fp32, one GPU' --case LMDB --case 'raw pixels in shared memory' --case 'mixed precision (O1)' "
@@ -81,7 +79,7 @@ STUDIES = (
     Published("mlstm-scaling", (f"{_MLSTM} '16-bit all-reduce'",)),
     Published("mlstm-scaling-32bit", (f"{_MLSTM} '32-bit all-reduce'",)),
     Published("hpml-lab4", (f"{_LAB} --batch-per-gpu 64,128,512,2048,8192,32768",)),
-    Published("hpml-lab4-memory", (f"{_LAB} --case timed --gpus 1 --batch-per-gpu 2048,8192,32768,49152",), gpus=1),
+    Published("hpml-lab4-memory", (f"{_LAB_BOTH} --case timed --set image_size=48 --batch-per-gpu 7500,30000",)),
     Published("acceleration-ladder", (f"{_LADDER} --set steps=50 --set window_limit_s=5 {_LADDER_CASES}",)),
     Published(
         "acceleration-ladder-300",

@@ -14,10 +14,11 @@ from analysis.text import text
 
 AGAIN = "results/again"
 
-STATED = frozenset(
-    "batch_per_gpu communication_steps cpus_per_rank dataset device image_size memory_format model nodes precision "
-    "sequence_length steps sweep_bytes warmup_steps window_limit_s world_size".split()
-)
+STATED = frozenset({
+    "batch_per_gpu", "communication_steps", "cpus_per_rank", "dataset", "device", "image_size", "memory_format",
+    "model", "nodes", "precision", "sequence_length", "steps", "sweep_bytes", "warmup_steps", "window_limit_s",
+    "world_size",
+})  # fmt: skip
 """Fields that the default study or its plan sets. A command leaves out others that have their default."""
 
 
