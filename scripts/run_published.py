@@ -79,7 +79,8 @@ STUDIES = (
     Published("mlstm-scaling", (f"{_MLSTM} '16-bit all-reduce'",)),
     Published("mlstm-scaling-32bit", (f"{_MLSTM} '32-bit all-reduce'",)),
     Published("hpml-lab4", (f"{_LAB} --batch-per-gpu 64,128,512,2048,8192,32768",)),
-    Published("hpml-lab4-memory", (f"{_LAB_BOTH} --case timed --set image_size=48 --batch-per-gpu 7500,30000",)),
+    Published("hpml-lab4-memory", (f"{_LAB} --case timed --gpus 1 --batch-per-gpu 2048,8192,32768,49152",), gpus=1),
+    Published("hpml-lab4-memory-2gpu", (f"{_LAB_BOTH} --case timed --set image_size=48 --batch-per-gpu 7500,30000",)),
     Published("acceleration-ladder", (f"{_LADDER} --set steps=50 --set window_limit_s=5 {_LADDER_CASES}",)),
     Published(
         "acceleration-ladder-300",

@@ -21,7 +21,15 @@ RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 
 FOLDERS: Mapping[str, tuple[str, ...]] = {
     "forum-phases": ("forum-phases", "forum-phases-h200", "forum-phases-batch-256"),
-    "hpml-lab4": ("hpml-lab4", "hpml-lab4-dp", "hpml-lab4-h200", "hpml-lab4-4gpu", "hpml-lab4-memory", "fifth-epoch"),
+    "hpml-lab4": (
+        "hpml-lab4",
+        "hpml-lab4-dp",
+        "hpml-lab4-h200",
+        "hpml-lab4-4gpu",
+        "hpml-lab4-memory",
+        "hpml-lab4-memory-2gpu",
+        "fifth-epoch",
+    ),
     "acceleration-ladder": ("acceleration-ladder", "acceleration-ladder-300", "acceleration-ladder-1gpu"),
     "vgg-case-study": ("vgg-case-study", "vgg-case-study-h200", "vgg-case-study-4gpu", "vgg-accuracy"),
     "number-formats": ("number-formats",),
