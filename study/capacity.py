@@ -48,6 +48,16 @@ def local_capacity() -> list[NodeCapacity]:
 Capacity = Sequence[NodeCapacity]
 
 
+def cpus(capacity: Capacity) -> int:
+    """Return the number of CPU cores of all nodes."""
+    return sum(node.cpus for node in capacity)
+
+
+def gpus(capacity: Capacity) -> int:
+    """Return the number of GPUs of all nodes."""
+    return sum(node.gpus for node in capacity)
+
+
 def default_cpus_per_rank(device: str, capacity: Capacity) -> int:
     """Return the CPU cores per rank: for GPUs the smallest share of cores per GPU in the cluster, else 1."""
     shares = [node.cpus // node.gpus for node in capacity if node.gpus]

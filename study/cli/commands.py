@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from study.capacity import NodeCapacity, local_capacity
+from study.capacity import NodeCapacity, gpus, local_capacity
 from study.cli import process
 from study.cli.configuration import Configuration, resolve
 from study.cli.host import cluster_lines, started_ray, watched_host
@@ -37,7 +37,7 @@ from study.store.records import count_statuses, statuses_of
 from study.store.redaction import redacted
 from study.studies.basic import STUDIES
 from study.studies.own_code import own_code_study, workload_study
-from study.studies.study import Study, gpus
+from study.studies.study import Study
 from trainables.clock import unix_s
 from trainables.rules import unmet_requirement
 from trainables.scratch import user_folder

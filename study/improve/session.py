@@ -11,7 +11,7 @@ from itertools import chain
 
 from analysis.duration import duration
 from analysis.text import number
-from study.capacity import local_capacity
+from study.capacity import gpus, local_capacity
 from study.cli import process
 from study.cli.commands import (
     end_with_report,
@@ -38,7 +38,6 @@ from study.orchestrate.protocol import KnownTrials
 from study.store.environment import package_versions
 from study.store.lock import hold, hold_existing
 from study.store.store import Store
-from study.studies.study import gpus
 from trainables.trial import Trial
 
 QUESTION = "Which changes make this training faster, and by how much?"

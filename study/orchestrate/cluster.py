@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from study.capacity import NodeCapacity
+from study.capacity import NodeCapacity, cpus, gpus
 from study.errors import counted
 from study.orchestrate.discovery.address import ClusterError, Target
 from study.orchestrate.discovery.gcs import Say, reachable_target
@@ -120,8 +120,7 @@ def _connected(context: Any, target: Target) -> Cluster:
 
     nodes = alive_nodes()
     driver_address = ray.util.get_node_ip_address()
-    gpus, cpus = sum(node.gpus for node in nodes), sum(node.cpus for node in nodes)
-    size = f"{counted(len(nodes), 'node')}, {counted(gpus, 'GPU')}, {counted(cpus, 'CPU')}"
+    size = f"{counted(len(nodes), 'node')}, {counted(gpus(nodes), 'GPU')}, {counted(cpus(nodes), 'CPU')}"
     url = context.address_info.get("webui_url")
     return Cluster(
         nodes=nodes,

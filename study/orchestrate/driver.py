@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from analysis.read.schema import SCHEMAS
-from study.capacity import NodeCapacity
+from study.capacity import NodeCapacity, cpus, gpus
 from study.errors import SOME_FAILED
 from study.orchestrate.discovery.neighbours import other_studies
 from study.orchestrate.failures import first_line
@@ -159,7 +159,7 @@ class TrialDriver:
         alive_nodes: Callable[[], Sequence[NodeCapacity]],
     ) -> "TrialDriver":
         hosts = {node.node_id: f"{node.address} ({node.node_id[:8]})" for node in nodes}
-        size = {"nodes": len(nodes), "gpus": sum(node.gpus for node in nodes), "cpus": sum(node.cpus for node in nodes)}
+        size = {"nodes": len(nodes), "gpus": gpus(nodes), "cpus": cpus(nodes)}
         layouts_by_kind, sources = layouts(trials, nodes), _workload_sources(trials)
         return cls(keeper, store, options, layouts_by_kind, sources, hosts, size, alive_nodes)
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from study.capacity import Capacity
+from study.capacity import Capacity, gpus
 from study.studies.comparisons import averaging, loader_grid, number_formats, real_ranks, storage_order
 from study.studies.published import (
     acceleration_ladder,
@@ -14,7 +14,7 @@ from study.studies.published import (
     mlstm_scaling,
     vgg_case_study,
 )
-from study.studies.study import Study, gpus, world_sizes
+from study.studies.study import Study, world_sizes
 from study.studies.training import accuracy, fifth_epoch, large_batch
 from study.studies.transformers import gpt2_scaling, sharding
 

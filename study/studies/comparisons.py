@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from study.capacity import Capacity, default_cpus_per_rank
+from study.capacity import Capacity, default_cpus_per_rank, gpus
 from study.studies.questions import asked
-from study.studies.study import GPU_WINDOW, Study, gpus, small_form, world_sizes
+from study.studies.study import GPU_WINDOW, Study, small_form, world_sizes
 from study.studies.training import RECIPES, REFERENCE_BATCH, base_of_trainings, short_training
 
 _SMALL = {"warmup_steps": 2, "steps": 4, "communication_steps": 1, "sweep_bytes": 2**20, "prefetch_batches": 1}

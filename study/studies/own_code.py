@@ -3,9 +3,9 @@
 import dataclasses
 from typing import Any
 
-from study.capacity import Capacity
+from study.capacity import Capacity, gpus
 from study.studies.basic import weak
-from study.studies.study import Study, gpus, world_sizes
+from study.studies.study import Study, world_sizes
 
 _QUESTION = "How does this training scale on this machine, what limits it, and what would help?"
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from study.capacity import Capacity, NodeCapacity, default_cpus_per_rank
+from study.capacity import Capacity, NodeCapacity, default_cpus_per_rank, gpus
 from study.studies.questions import asked
-from study.studies.study import GPU_WINDOW, Study, gpus, small_form, world_sizes
+from study.studies.study import GPU_WINDOW, Study, small_form, world_sizes
 from study.studies.training import fifth_epoch, short_training
 from trainables.registry import (
     DECODERS,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from study.capacity import Capacity
+from study.capacity import Capacity, cpus, gpus
 from study.errors import ConfigurationError
 from trainables.registry import MODELS
 
@@ -129,11 +129,7 @@ def small_form(on_gpus: bool) -> dict[str, str]:
     return {} if on_gpus else {"small_form": text}
 
 
-def gpus(capacity: Capacity) -> int:
-    return sum(node.gpus for node in capacity)
-
-
 def world_sizes(capacity: Capacity) -> tuple[int, ...]:
     """Return the powers of two up to the number of GPUs; without GPUs, up to two CPU ranks."""
-    largest = gpus(capacity) or min(2, sum(node.cpus for node in capacity))
+    largest = gpus(capacity) or min(2, cpus(capacity))
     return tuple(2**power for power in range(max(1, largest).bit_length()))

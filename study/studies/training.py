@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from study.capacity import Capacity
+from study.capacity import Capacity, cpus, gpus
 from study.studies.questions import asked
-from study.studies.study import Fields, Study, gpus, small_form, world_sizes
+from study.studies.study import Fields, Study, small_form, world_sizes
 
 REFERENCE_BATCH = 128
 
@@ -58,7 +58,7 @@ def large_batch(capacity: Capacity) -> Study:
 def fifth_epoch(capacity: Capacity) -> Study:
     """Compare loss and accuracy of epoch 5 at batch 128 and at the largest batch on all GPUs, as in a course lab."""
     on_gpus = gpus(capacity) > 0
-    ranks = max(gpus(capacity), 1) if on_gpus else min(2, sum(node.cpus for node in capacity))
+    ranks = max(gpus(capacity), 1) if on_gpus else min(2, cpus(capacity))
     largest = {"world_size": ranks, "batch_per_gpu": 8192 if on_gpus else 1024}
     recipe = {"optimizer": "sgd", "decay": "constant", "label_smoothing": 0.0}
     return Study(

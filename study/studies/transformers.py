@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from study.capacity import Capacity
+from study.capacity import Capacity, gpus
 from study.studies.questions import asked
-from study.studies.study import Fields, Study, gpus, small_form, world_sizes
+from study.studies.study import Fields, Study, small_form, world_sizes
 
 TOKENS_PER_STEP = 524_288
 """tokens of an optimizer step in the public reproductions of GPT-2 124M (llm.c, nanoGPT: about 0.5 million)"""
