@@ -18,13 +18,19 @@ ROWS: dict[str, dict[str, Any]] = {
     "hf_trainer": {"samples": 8, "tokens": 8 * 32},
     "lightning_trainer": {"samples": 8},
     "accelerate_loop": {"samples": 16},
+    "deepspeed_zero": {"samples": 8},
     "mini_gpt": {"samples": 8, "tokens": 8 * 16},
     "imagenet": {"samples": 4},
 }
 """samples and tokens per step and rank"""
 
 ARGUMENTS = {"mini_gpt": ["--compile_backend=aot_eager"]}
-PACKAGES = {"hf_trainer": "transformers", "lightning_trainer": "lightning", "accelerate_loop": "accelerate"}
+PACKAGES = {
+    "hf_trainer": "transformers",
+    "lightning_trainer": "lightning",
+    "accelerate_loop": "accelerate",
+    "deepspeed_zero": "deepspeed",
+}
 
 
 def needs(package: str) -> None:
