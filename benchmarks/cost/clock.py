@@ -17,13 +17,12 @@ import tempfile
 import time
 from typing import Any
 
-import psutil
-
 from benchmarks.harness.common import figure, write_summary
 from study.capacity import count_cpus, count_gpus
 from study.orchestrate.cluster import Cluster, connect
 from study.orchestrate.tune import run_trials
 from study.store.store import Store
+from trainables.clock import process_start_unix_s
 from trainables.trial import Trial
 
 RATIO_GOAL = 1.15
@@ -56,7 +55,7 @@ def main() -> None:
     if options.small:
         options.gpus, options.window_s = 0, min(options.window_s, 1.0)
     trials = grid(options)
-    times = {"process_began_at": psutil.Process().create_time(), "ray_asked_at": time.time()}
+    times = {"process_began_at": process_start_unix_s(), "ray_asked_at": time.time()}
     with connect("local") as cluster:
         times["connected_at"] = time.time()
         probed = records(cluster, [trial.but(steps=PROBED_STEPS) for trial in trials])

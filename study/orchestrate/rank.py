@@ -14,7 +14,6 @@ from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
-import psutil
 import torch
 import torch.distributed as dist
 
@@ -32,7 +31,7 @@ from study.store.environment import (
     variables,
     versions,
 )
-from trainables.clock import unix_s
+from trainables.clock import process_start_unix_s, unix_s
 from trainables.step.process import rehearse, release_memory
 
 JOB_TIMEOUT = timedelta(days=30)
@@ -76,7 +75,7 @@ def serve(
     time in s): process started, loop started (torch imported, default process group created), other modules imported,
     device context created, process groups created, first step of each group run.
     """
-    startup = {"process_began_at": psutil.Process().create_time(), "loop_began_at": unix_s()}
+    startup = {"process_began_at": process_start_unix_s(), "loop_began_at": unix_s()}
     rank = functions.collectives.get_rank()
     this_process = RankProcess(rank, node_id, socket.gethostname(), process)
     keeper.starting(this_process)
