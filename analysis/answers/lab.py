@@ -20,7 +20,8 @@ def epoch_time(inputs: ReportInputs) -> Reply | Missing:
     curve = curve[curve["sample_s"].notna()]
     curve = preferred(curve, "parallel", ("ddp", "none"))
     if curve["batch_per_gpu"].nunique() < 2:
-        return Missing("fewer than two batches ran on one rank", "--batch-per-gpu 32,128")
+        ended = f" ({ends})" if (ends := _out_of_memory(inputs)) else ""
+        return Missing(f"fewer than two batches ran on one rank{ended}", "--batch-per-gpu 32,128")
     curve = curve[curve["series"] == curve["series"].iloc[0]].sort_values("batch_per_gpu")
     rows = inputs.configurations.loc[curve["configuration"].astype(int)]
     first, last = rows.iloc[0], rows.iloc[-1]
@@ -56,12 +57,23 @@ def epoch_time(inputs: ReportInputs) -> Reply | Missing:
 
 
 def _end_of_memory(inputs: ReportInputs) -> str:
+    if ends := _out_of_memory(inputs):
+        return f" O{ends[1:]}."
+    largest = int(inputs.configurations["batch_per_gpu"].max())
+    return f" No batch up to {number(largest, 0)} ran out of memory, so the end of memory was not reached."
+
+
+def _out_of_memory(inputs: ReportInputs) -> str:
+    """Return the batches that ran out of memory, by strategy and ranks; empty if none did."""
     trials = inputs.results.trials
     failed = trials[trials["status"] == "out_of_memory"]
-    largest = int(inputs.configurations["batch_per_gpu"].max())
-    if failed.empty:
-        return f" No batch up to {number(largest, 0)} ran out of memory, so the end of memory was not reached."
-    return f" Batch {number(failed['batch_per_gpu'].min(), 0)} runs out of memory."
+    texts = []
+    for _, group in failed.groupby(["parallel", "batch_per_gpu"], sort=True):
+        strategy, batch = group[["parallel", "batch_per_gpu"]].iloc[0]
+        sizes = sorted(group["world_size"].astype(int).unique())
+        ranks = study_ranks(inputs)[int(max(sizes) > 1)]
+        texts.append(f"{strategy} at batch {number(batch, 0)} on {join([str(size) for size in sizes])} {ranks}")
+    return f"out of memory: {join(texts)}" if texts else ""
 
 
 def scaling_kind(inputs: ReportInputs) -> Reply | Missing:

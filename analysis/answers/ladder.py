@@ -57,12 +57,15 @@ def total(inputs: ReportInputs) -> Reply | Missing:
             f"({number(ladder['batches_s'].iloc[0], 1)} s to {number(end['batches_s'], 1)} s per {BATCHES} batches)"
         )
     next_to_it = f" Published: {'; '.join(listed)}, on other hardware, so compare gains only." if listed else ""
-    windows = _shortest_window(inputs, rows)
+    timed = _timed_batches(inputs, rows)
+    counts = " to ".join(str(count) for count in sorted({*timed}))
+    scaled = "" if {*timed} == {BATCHES} else f"{counts} timed, scaled; "
+    gain = "gain" if is_gain(best, "cumulative_ratio") else "gain nothing that is resolved,"
     return Reply(
-        f"All steps together gain {measured(best, 'cumulative_ratio', 2, unit='x')}, at “{best['step']}”: "
+        f"All steps together {gain} {measured(best, 'cumulative_ratio', 2, unit='x')}, at “{best['step']}”: "
         f"{BATCHES} batches of {number(best['samples'], 0)} samples take {number(best['batches_s'], 1)} s in place of "
-        f"{number(first['batches_s'], 1)} s{windows}.{next_to_it}{_without_result(inputs)}",
-        {"gain": float(best["cumulative_ratio"])},
+        f"{number(first['batches_s'], 1)} s ({scaled}{repeats(rows['n'].min())}).{next_to_it}{_without_result(inputs)}",
+        {"gain": float(best["cumulative_ratio"]), "least_timed": timed[0], "most_timed": timed[1]},
     )
 
 
@@ -125,11 +128,12 @@ def _changes(before: pd.Series, after: pd.Series) -> list[str]:
     ] or ["nothing else"]
 
 
-def _shortest_window(inputs: ReportInputs, rows: pd.DataFrame) -> str:
-    trials = inputs.results.trials.set_index("trial_id")
-    timed = int(trials.loc[[ids[0] for ids in rows["trial_ids"]], "steps"].min())
-    scaled = "" if timed == BATCHES else f"{timed} timed, scaled; "
-    return f" ({scaled}{repeats(rows['n'].min())})"
+def _timed_batches(inputs: ReportInputs, rows: pd.DataFrame) -> tuple[int, int]:
+    """Return how many batches were timed in the shortest and in the longest window of the steps."""
+    windows = inputs.results.windows
+    of_steps = windows["trial_id"].isin(rows["trial_ids"].explode()) & (windows["window"] == "plain")
+    timed = windows[of_steps]["steps"].astype(int)
+    return int(timed.min()), int(timed.max())
 
 
 def _without_result(inputs: ReportInputs) -> str:

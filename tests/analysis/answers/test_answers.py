@@ -5,9 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from analysis.answers import lab as lab_answers
+from analysis.answers import ladder as ladder_answers
 from analysis.answers import trainings
 from analysis.answers import vgg as vgg_answers
 from analysis.answers.lab_tables import document, tables
@@ -16,7 +18,7 @@ from analysis.answers.reply import Missing, Reply
 from analysis.compare.accuracy import by_precision
 from analysis.predict.inputs import report_inputs
 from analysis.read.results import load_reduced
-from scripts.claims.sources import committed_inputs
+from scripts.claims.sources import RESULTS, committed_inputs
 from study.studies.questions import QUESTIONS
 from tests.support.frames import grid, record, trial_id, write_results, write_study, write_trial
 from tests.support.trainings import TRAINING, epochs, write_training
@@ -359,6 +361,23 @@ def test_steps_of_the_ladder_state_what_they_change(tmp_path: Path) -> None:
     assert found["total"].numbers["gain"] == pytest.approx(4.0, rel=0.01)
     assert "3.00x" in found["total"].text and "another machine" in found["total"].text
     assert not found["precision"].is_answered
+
+
+def test_all_steps_of_the_ladder_state_how_many_batches_were_timed_not_how_many_were_requested() -> None:
+    inputs = committed_inputs("acceleration-ladder")[0]
+    plain = pd.read_parquet(RESULTS / "acceleration-ladder/steps.parquet").query("window == 'plain' and rank == 0")
+    timed = plain.groupby("trial_id").size()
+    assert set(inputs.results.trials["steps"]) == {50} and timed.min() < 50
+    found = ladder_answers.total(inputs)
+    assert isinstance(found, Reply)
+    assert (found.numbers["least_timed"], found.numbers["most_timed"]) == (timed.min(), timed.max())
+
+
+def test_the_end_of_memory_is_stated_by_strategy_and_number_of_gpus() -> None:
+    several = lab_answers.epoch_time(committed_inputs("hpml-lab4-memory")[0])
+    assert isinstance(several, Reply) and several.text.endswith("Out of memory: ddp at batch 32,768 on 1 GPU.")
+    one = lab_answers.epoch_time(committed_inputs("hpml-lab4-memory-2gpu")[0])
+    assert isinstance(one, Missing) and "dp at batch 30,000 on 1 and 2 GPUs" in one.why
 
 
 def test_a_step_of_the_ladder_whose_interval_contains_no_gain_is_not_the_largest_gain(tmp_path: Path) -> None:
