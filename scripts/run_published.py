@@ -40,7 +40,7 @@ class Published:
 _FORUM_PHOTOS = (
     "forum-phases --data-dir {photos} --set dataset=image_folder --model resnet18 --batch-per-gpu 64 --precision bf16"
 )
-_LAB_BOTH = "hpml-lab4 --data-dir {fashion} --set dataset=fashion_mnist --precision tf32 --set window_limit_s=5"
+_LAB_BOTH = "hpml-lab4 --data-dir {fashion} --set dataset=fashion_mnist --precision tf32 --set window_limit_s=6"
 _LAB = f"{_LAB_BOTH} --set parallel=ddp"
 _LADDER = "acceleration-ladder --data-dir {photos} --global-batch 256 --set profile_ranks=0 --set warmup_steps=5"
 _LADDER_CASES = (
@@ -81,7 +81,7 @@ STUDIES = (
     Published("hpml-lab4", (f"{_LAB} --batch-per-gpu 64,128,512,2048,8192,32768",)),
     Published("hpml-lab4-memory", (f"{_LAB} --case timed --gpus 1 --batch-per-gpu 2048,8192,32768,49152",), gpus=1),
     Published("hpml-lab4-memory-2gpu", (f"{_LAB_BOTH} --case timed --set image_size=48 --batch-per-gpu 7500,30000",)),
-    Published("acceleration-ladder", (f"{_LADDER} --set steps=50 --set window_limit_s=5 {_LADDER_CASES}",)),
+    Published("acceleration-ladder", (f"{_LADDER} --set steps=50 --set window_limit_s=6 {_LADDER_CASES}",)),
     Published(
         "acceleration-ladder-300",
         (f"{_LADDER} --set steps=300 --set window_limit_s=60 --case 'DDP, fp32' --case 'DDP, mixed precision'",),
@@ -94,7 +94,7 @@ STUDIES = (
         "loader-grid",
         (
             "loader-grid --data-dir {photos} --batch-per-gpu 64 --set cpus_per_rank=1,8 --loader-workers 2,8,32,128 "
-            "--set window_limit_s=5",
+            "--set window_limit_s=6",
         ),
         gpus=1,
     ),
