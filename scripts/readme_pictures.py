@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from analysis.figures.style import GRID, INK, render
-from analysis.predict.inputs import report_inputs
+from analysis.predict.inputs import ReportInputs, report_inputs
 from analysis.read.results import load_reduced
 from analysis.report.card_svg import as_svg
 from analysis.report.sections import PLOTS
@@ -38,11 +38,16 @@ _THEME = f"""<style>
 def pictures() -> Mapping[str, str]:
     """Return the pictures as SVG, by file name."""
     inputs, *others = report_inputs(load_reduced(str(OF)))
-    figure = PLOTS[FIGURE](inputs)
-    assert figure is not None, f"{OF.name} has nothing to draw for {FIGURE}"
+    return {"card.svg": as_svg(card_of(inputs, others)), f"{FIGURE}.svg": picture(FIGURE, inputs)}
+
+
+def picture(name: str, inputs: ReportInputs) -> str:
+    """Return a figure of the report as SVG, with a background of its own. Raises ValueError if it has no data."""
+    figure = PLOTS[name](inputs)
+    if figure is None:
+        raise ValueError(f"the results have nothing to draw for {name}")
     svg, _ = render(figure)
-    drawn = re.sub(r"(<svg[^>]*>)", lambda match: match[1] + _THEME, svg, count=1)
-    return {"card.svg": as_svg(card_of(inputs, others)), f"{FIGURE}.svg": drawn}
+    return re.sub(r"(<svg[^>]*>)", lambda match: match[1] + _THEME, svg, count=1)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Write a study's page for docs/studies from its results: question, answer and supporting tables.
 
-    python -m scripts.study_page RESULTS docs/studies/NAME.md throughput parallel memory_balance
+    python -m scripts.study_page RESULTS docs/studies/NAME.md throughput parallel memory_balance prediction_fan
 
-Pages are never edited by hand. The command on the page and this command reproduce it.
+Figures are written to docs/images. Pages are never edited by hand: the command on the page reproduces it.
 """
 
 import argparse
@@ -13,13 +13,14 @@ from analysis.answers.registry import answers
 from analysis.predict.inputs import report_inputs
 from analysis.read.results import load_reduced
 from analysis.report.report import environment_rows, status_counts
-from analysis.report.sections import TABLES
+from analysis.report.sections import PLOTS, TABLES
 from analysis.verdict.answer import answer, limits
 from analysis.verdict.trust import trust
+from scripts.readme_pictures import FOLDER, picture
 
 
 def page(results_folder: str, names: list[str], target: Path | None = None) -> str:
-    """Return the page as Markdown, with the command that writes it to `target`.
+    """Return the page as Markdown, with the command that writes it to `target`. names: of tables and figures.
 
     Raises ResultsError if the folder has no results, KeyError for an unknown table.
     """
@@ -43,13 +44,23 @@ def page(results_folder: str, names: list[str], target: Path | None = None) -> s
         "\n".join(f"- {sentence}" for sentence in [*answer(first), *limits(first)]),
         "## Trust",
         "\n".join(f"- {line}" for line in trust(first)),
+        *(_link(figure_file(target, name), name) for name in names if target and name not in TABLES),
         "## Tables",
-        *(table.to_markdown() for name in names if not (table := TABLES[name](first)).frame.empty),
+        *(table.to_markdown() for name in names if name in TABLES and not (table := TABLES[name](first)).frame.empty),
         "## Environment",
         "\n".join(f"- {key}: {value}" for key, value in environment_rows(first)),
         f"This page: `python -m scripts.study_page {results_folder} {target} {' '.join(names)}`" if target else "",
     ]
     return "\n\n".join(part.rstrip() for part in parts if part.strip()) + "\n"
+
+
+def _link(file: Path, name: str) -> str:
+    return f"![Figure: {name.replace('_', ' ')}](../images/{file.name})"
+
+
+def figure_file(target: Path, name: str) -> Path:
+    """Return the file of a figure of a page."""
+    return FOLDER / f"{target.stem}-{name}.svg"
 
 
 def _without_folder(command: str) -> str:
@@ -61,7 +72,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", help="results folder of a study")
     parser.add_argument("page", type=Path, help="file to write")
-    parser.add_argument("tables", nargs="+", choices=list(TABLES), metavar="TABLE", help=f"one of {', '.join(TABLES)}")
+    names = [*TABLES, *(name for name in PLOTS if name not in TABLES)]
+    parser.add_argument("tables", nargs="+", choices=names, metavar="TABLE", help=f"one of {', '.join(names)}")
     options = parser.parse_args()
     options.page.parent.mkdir(parents=True, exist_ok=True)
     options.page.write_text(page(options.results, options.tables, options.page))
+    for figure in set(options.tables) - set(TABLES):
+        svg = picture(figure, report_inputs(load_reduced(options.results))[0])
+        figure_file(options.page, figure).write_text(svg)
