@@ -148,10 +148,10 @@ def predicted(inputs: ReportInputs) -> Reply | Missing:
     if goal is None:
         return Missing("the study names no number of ranks to predict")
     try:
-        rows = forecast(inputs, [goal]).rows
+        forecasts = forecast(inputs, [goal]).rows
     except PredictionError as error:
         return Missing(str(error), "--gpus 1,2")
-    rows = rows.dropna(subset="efficiency")
+    rows = forecasts.dropna(subset="efficiency")
     if rows.empty:
         return Missing("the host bounds every series, which says nothing about more ranks", "--batch-per-gpu 512")
     fields = {model.number: model.series.fields for model in inputs.models}
@@ -164,10 +164,13 @@ def predicted(inputs: ReportInputs) -> Reply | Missing:
         texts.append(f"{name} {share(row, 'efficiency', 1, 'no interval')}")
         numbers[name] = float(row["efficiency"])
     caveats = "; ".join(dict.fromkeys(text for text in rows["caveat"].dropna() if text))
+    without = forecasts[forecasts["efficiency"].isna()]
+    reasons = {f"{fields[row['series']].get('model')} ({row['caveat']})": None for _, row in without.iterrows()}
+    refused = f" Not predicted: {join(list(reasons))}." if reasons else ""
     return Reply(
         f"Predicted, not measured: the efficiency on {value_label('world_size', goal, study_ranks(inputs))} is "
-        f"{'; '.join(texts)}.{f' Caveat: {caveats}.' if caveats else ''} The figure of predictions shows the measured "
-        "points and the predictions up to there.",
+        f"{'; '.join(texts)}.{f' Caveat: {caveats}.' if caveats else ''}{refused} The figure of predictions shows the "
+        "measured points and the predictions up to there.",
         numbers,
         "predicted",
     )

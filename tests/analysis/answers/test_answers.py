@@ -10,6 +10,7 @@ import pytest
 
 from analysis.answers import lab as lab_answers
 from analysis.answers import ladder as ladder_answers
+from analysis.answers import mlstm as mlstm_answers
 from analysis.answers import trainings
 from analysis.answers import vgg as vgg_answers
 from analysis.answers.lab_tables import document, tables
@@ -267,6 +268,12 @@ def test_many_gpus_are_labelled_as_predicted(mlstm: dict[str, Answer]) -> None:
     assert mlstm["predicted"].reason == "predicted"
     assert mlstm["predicted"].text.startswith("Predicted, not measured")
     assert "128 GPUs" in mlstm["predicted"].text
+
+
+def test_a_model_without_a_prediction_is_named_with_the_reason() -> None:
+    found = mlstm_answers.predicted(committed_inputs("mlstm-scaling")[0])
+    assert isinstance(found, Reply) and {name.split()[0] for name in found.numbers} == {"mlstm8192"}
+    assert "mlstm4096 (host-bound)" in found.text
 
 
 def lab_law(fields: dict[str, Any]) -> dict[str, Any]:
