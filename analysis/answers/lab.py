@@ -135,16 +135,18 @@ def separated(inputs: ReportInputs) -> Reply | Missing:
             if steps and steps >= 1
             else ""
         )
+        shorter = measured(row, "difference_s", 2, MS, " ms")
+        is_clear = pd.isna(row["difference_s_low"]) or row["difference_s_low"] > 0
         shown.append(
             f"{_layout(inputs, configuration)}: compute {ms(float(configuration['step_s']) - exposed)}, exposed "
             f"communication {measured(row, 'exposed_s', 2, MS, ' ms')}{of_epoch}; without all-reduces the step is "
-            f"{measured(row, 'difference_s', 2, MS, ' ms')} shorter"
+            + (f"{shorter} shorter" if is_clear else f"not significantly shorter, by {shorter}")
         )
         numbers = {"exposed_s": exposed, "difference_s": float(row["difference_s"])}
     return Reply(
         "By a hook that times each bucket's all-reduce: what runs after the last gradient is exposed communication, "
         "and the rest of the step is compute. A step without all-reduces (no_sync, interleaved on the same ranks) is "
-        "shorter by more than that: it also lacks host work for each bucket, and compute that all-reduces slow down. "
+        "shorter by that and more: it also lacks host work for each bucket, and compute that all-reduces slow down. "
         f"{'; '.join(shown)}.",
         numbers,
     )

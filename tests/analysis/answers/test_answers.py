@@ -276,6 +276,14 @@ def test_a_model_without_a_prediction_is_named_with_the_reason() -> None:
     assert "mlstm4096 (host-bound)" in found.text
 
 
+def test_a_step_is_not_called_shorter_if_its_interval_contains_zero() -> None:
+    inputs = committed_inputs("hpml-lab4")[0]
+    found = lab_answers.separated(inputs)
+    assert isinstance(found, Reply)
+    assert inputs.communication.exposed["difference_s_low"].iloc[-1] < 0
+    assert "not significantly shorter" in found.text.split("; ")[-1]
+
+
 def lab_law(fields: dict[str, Any]) -> dict[str, Any]:
     """The host needs 8 ms to launch a step, the device 0.1 ms per sample; two ranks add 2 ms."""
     device_s = 0.0001 * fields["batch_per_gpu"]
