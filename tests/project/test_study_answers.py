@@ -163,7 +163,7 @@ ROW = {"row": "r", "source": "s", "study": "one", "results": "folder", "answer":
     ],
 )
 def test_a_row_is_graded_by_trials_repeats_and_answer(repeats: int, where: str, answered: bool, grade: str) -> None:
-    found = graded(ROW | {"where": where}, {"folder": trials(repeats)}, {("one", "k"): answered})
+    found = graded(ROW | {"where": where}, {"folder": trials(repeats)}, {("folder", "k"): answered})
     assert found["grade"] == grade
     assert bool(found["reason"]) == (grade != "works")
 
@@ -171,18 +171,23 @@ def test_a_row_is_graded_by_trials_repeats_and_answer(repeats: int, where: str, 
 @pytest.mark.parametrize(("first", "second", "repeats"), [(3, 1, 3), (2, 2, 2)])
 def test_repeats_count_within_one_environment(first: int, second: int, repeats: int) -> None:
     mixed = pd.concat([trials(first), trials(second, **{ENVIRONMENT: 1})])
-    assert graded(ROW, {"folder": mixed}, {("one", "k"): True})["repeats"] == repeats
+    assert graded(ROW, {"folder": mixed}, {("folder", "k"): True})["repeats"] == repeats
 
 
 def test_trials_on_cpus_and_failed_trials_do_not_count() -> None:
     for fields in ({"device": "cpu"}, {"status": "failed"}):
-        assert graded(ROW, {"folder": trials(3, **fields)}, {("one", "k"): True})["grade"] == "no"
+        assert graded(ROW, {"folder": trials(3, **fields)}, {("folder", "k"): True})["grade"] == "no"
+
+
+def test_other_results_do_not_answer_the_question_of_a_row() -> None:
+    found = graded(ROW, {"folder": trials(3)}, {("folder", "k"): False, ("another", "k"): True})
+    assert (found["answer"], found["grade"]) == ("no", "partly")
 
 
 def test_a_row_without_trials_needs_only_the_answer() -> None:
     row = ROW | {"results": ""}
-    assert graded(row, {}, {("one", "k"): True})["grade"] == "works"
-    assert graded(row, {}, {("one", "k"): False})["grade"] == "no"
+    assert graded(row, {}, {("folder", "k"): True})["grade"] == "works"
+    assert graded(row, {}, {("folder", "k"): False})["grade"] == "no"
 
 
 def test_a_generated_page_answers_each_question_first(tmp_path: Path) -> None:
