@@ -238,8 +238,9 @@ def _end(inputs: ReportInputs) -> str:
     trials = inputs.results.trials
     ended = preferred(trials[trials["status"] == "out_of_memory"], "parallel", ("dp",))
     ranks = study_ranks(inputs)
+    smallest = ended.groupby("world_size", as_index=False)["batch_per_gpu"].min()
     batches = [
-        f"{number(batch, 0)} on {value_label('world_size', int(size), ranks)}"
-        for size, batch in ended.groupby("world_size")["batch_per_gpu"].min().items()
+        f"{number(row['batch_per_gpu'], 0)} on {value_label('world_size', int(row['world_size']), ranks)}"
+        for _, row in smallest.iterrows()
     ]
     return f"The smallest batch per GPU that ran out of memory is {join(batches)}." if batches else ""
