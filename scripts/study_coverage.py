@@ -23,17 +23,19 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.answers.registry import answers
 from analysis.measure.configurations import trial_fields
 from analysis.read.environment import by_environment
 from analysis.read.results import load_reduced
 from analysis.text import join
-from scripts.study_answers import FOLDERS, RESULTS, study_answers
+from scripts.claims.sources import committed_inputs
+from scripts.study_answers import FOLDERS, RESULTS
 
 LEAST_REPEATS = 3
 ROWS = Path(__file__).parent / "coverage_rows.csv"
 COLUMNS = ("row", "source", "study", "result", "gpu_kinds", "repeats", "answer", "grade", "reason", "command")
 Asked = tuple[str, str]
-"""A study and the key of its question."""
+"""A results folder and the key of a question."""
 OUT_OF_SCOPE = "out of scope"
 ENVIRONMENT = "environment_number"
 
@@ -47,15 +49,22 @@ def rows() -> list[dict[str, str]]:
 def graded(
     row: Mapping[str, str], results: Mapping[str, pd.DataFrame], answered: Mapping[Asked, bool]
 ) -> dict[str, Any]:
-    """Return a row with its grade. results: trials by folder. answered: by study and key of a question."""
+    """Return a row with its grade. results: trials by folder. answered: by folder and key of a question.
+
+    Results without the values of a row do not answer its question.
+    """
     parts = {name: matching(results[name], row["where"]) for name in row["results"].split() if name in results}
     parts = {name: trials for name, trials in parts.items() if len(trials)}
     trials = pd.concat(parts.values()) if parts else pd.DataFrame()
     repeats = min((_fewest_repeats(part) for part in parts.values()), default=0)
     absent = _absent(trials, row["where"])
     needs_trials = bool(row["results"])
-    known = [found for (study, key), found in answered.items() if key == row["answer"]]
-    is_answered = not row["answer"] or answered.get((row["study"], row["answer"]), any(known))
+    known = [
+        found
+        for (folder, key), found in answered.items()
+        if key == row["answer"] and (folder in parts or not needs_trials)
+    ]
+    is_answered = not row["answer"] or any(known)
     answer = "none asked" if not row["answer"] else "yes" if is_answered else "no"
     reasons = []
     if row["command"] == OUT_OF_SCOPE:
@@ -66,7 +75,7 @@ def graded(
         reasons.append(f"{repeats} repeat{'' if repeats == 1 else 's'} in place of {LEAST_REPEATS}")
     if parts and absent:
         reasons.append(f"no trial with {join(absent)}")
-    if not is_answered and row["command"] != OUT_OF_SCOPE:
+    if not is_answered and (parts or not needs_trials) and row["command"] != OUT_OF_SCOPE:
         reasons.append("these results do not answer the question")
     nothing = row["command"] == OUT_OF_SCOPE or (needs_trials and not parts) or not (needs_trials or is_answered)
     return {
@@ -127,7 +136,12 @@ def _by_environment(folder: Path) -> pd.DataFrame:
 
 def coverage() -> list[dict[str, Any]]:
     """Return all rows, graded by the committed results."""
-    answered = {(name, reply.key): reply.is_answered for name in FOLDERS for _, reply in study_answers(name)}
+    folders = {name for row in rows() if row["answer"] for name in row["results"].split() or FOLDERS[row["study"]]}
+    answered = {
+        (name, reply.key): reply.is_answered
+        for name in sorted(folders & {path.name for path in RESULTS.iterdir()})
+        for reply in answers(committed_inputs(name)[0])
+    }
     return [graded(row, committed(), answered) for row in rows()]
 
 
