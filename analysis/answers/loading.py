@@ -49,7 +49,7 @@ def workers(inputs: ReportInputs) -> Reply | Missing:
     text = (
         f"Of {join([f'{count:.0f}' for count in sorted(steady['loader_workers'])])} loader workers, "
         f"{int(best['loader_workers'])} train fastest, with {label('cpus_per_rank', best)}: "
-        f"{measured(best, 'throughput_samples_per_s', 0, unit=' samples/s')} ({repeats(rows['n'].min())})."
+        f"{measured(best.drop('n'), 'throughput_samples_per_s', 0, unit=' samples/s')} ({repeats(rows['n'].min())})."
     )
     text += f" Of this, {join(compared)}." if compared else ""
     more = alike[alike["loader_workers"] > best["loader_workers"]]

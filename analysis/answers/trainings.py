@@ -26,13 +26,15 @@ def cost(inputs: ReportInputs) -> Reply | Missing:
     others = {name: row for name, row in rows.items() if name != "fp32"}
     lost = [row["recipe"] for row in others.values() if row["plain_difference_high"] < 0]
     most = -100 * min(row["plain_difference_low"] for row in others.values())
-    first = (
-        f"Accuracy falls in {join(lost)}"
-        if lost
-        else f"No format loses accuracy significantly, and losses above {number(most, 1)} points are excluded"
-    )
+    confidence = f"95 %, {number(base['n'], 0)} seeds, "
+    if lost:
+        first = f"Accuracy falls in {join(lost)}"
+    elif pd.isna(most):
+        first, confidence = "One seed per format cannot tell whether a format loses accuracy", ""
+    else:
+        first = f"No format loses accuracy significantly, and losses above {number(most, 1)} points are excluded"
     return Reply(
-        f"{first} (95 %, {number(base['n'], 0)} seeds, {base['trained']}). {'; '.join(listed)}.",
+        f"{first} ({confidence}{base['trained']}). {'; '.join(listed)}.",
         {f"{name}_speed": float(speeds[name]) for name in others}
         | {f"{name}_points": 100 * float(row["plain_difference"]) for name, row in others.items()},
     )

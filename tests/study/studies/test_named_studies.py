@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from analysis.answers.registry import answers
 from analysis.predict.inputs import ReportInputs, with_models
 from analysis.read.results import load_reduced
 from analysis.report.sections import TABLES
@@ -14,6 +15,7 @@ from analysis.verdict.answer import answer
 from study.capacity import Capacity
 from study.scaling import main
 from study.studies.basic import STUDIES
+from study.studies.questions import QUESTIONS
 from study.studies.study import Study
 from tests.support.twin import replace_ray
 
@@ -24,6 +26,18 @@ MLP = ("--model", "mlp")
 """Instead of VGG-19 and ResNet-18, whose all-reduces of 560 MB take minutes. test_everything.py trains every model."""
 DP = "parallel 'dp' requires GPUs"
 TWO_NODES = "needs 2 nodes"
+
+NOT_ON_CPU_RANKS = {
+    "forum-phases": {"forum.non_blocking", "forum.hidden", "forum.pageable", "threads.gil"},
+    "acceleration-ladder": set[str](),
+    "hpml-lab4": {"lab.fifth_epoch", "lab.recipes"},
+    "vgg-case-study": {"vgg.accuracy", "vgg.memory"},
+    "mlstm-scaling": {"mlstm.interconnects", "mlstm.larger_model", "threads.gil"},
+}
+"""Questions that a study on CPU ranks does not answer: no copies to a device, one process, interconnect or seed."""
+
+ANSWERED_ON_CPU_RANKS = ("storage-order", "number-formats", "averaging", "fifth-epoch")
+"""Further studies with an answer from CPU ranks, one repeat and one seed."""
 
 
 def shorten_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,6 +96,10 @@ def test_a_published_study_runs_by_one_command_and_fills_its_tables(
     assert json.loads((tmp_path / "results" / "study.json").read_text())["name"] == name
     empty = [table for table in tables if TABLES[table](inputs).frame.empty]
     assert not empty
+    replies = {reply.key: reply for reply in answers(inputs)}
+    assert set(replies) == set(QUESTIONS[name])
+    assert {key for key, reply in replies.items() if not reply.is_answered} == NOT_ON_CPU_RANKS[name]
+    assert all(reply.text for reply in replies.values())
     text = " ".join(answer(inputs))
     if name == "acceleration-ladder":
         steps = TABLES["ladder"](inputs).frame.query("machine == 'this study'").set_index("step")
@@ -97,3 +115,19 @@ def test_a_published_study_runs_by_one_command_and_fills_its_tables(
         assert "characters/s" in text
     else:
         assert "2 CPU ranks reach" in text
+
+
+@pytest.mark.parametrize(
+    "name", ["storage-order", "number-formats", "loader-grid", "averaging", "fifth-epoch", "accuracy", "real-ranks"]
+)
+def test_a_named_study_of_one_comparison_finishes_on_cpu_ranks_with_its_sentences(
+    name: str, tmp_path: Path, no_figures: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_ray(monkeypatch)
+    inputs = run_study(name, tmp_path / "results", capsys)
+    assert infeasible_reasons(inputs) <= {"parallel 'horovod' requires Horovod, which is not installed"}
+    replies = {reply.key: reply for reply in answers(inputs)}
+    assert set(replies) == set(QUESTIONS.get(name, ()))
+    assert all(reply.text for reply in replies.values())
+    assert any(reply.is_answered for reply in replies.values()) == (name in ANSWERED_ON_CPU_RANKS)
+    assert answer(inputs)
