@@ -18,6 +18,9 @@ from analysis.verdict.answer import answer, limits
 from analysis.verdict.trust import trust
 from scripts.readme_pictures import FOLDER, picture
 
+COMMAND = re.compile(r"^This page: `python -m scripts\.study_page (\S+) (\S+) ([^`]+)`$", re.M)
+"""The last line of a page, with its results folder, its file, and the names of its tables and figures."""
+
 
 def page(results_folder: str, names: list[str], target: Path | None = None) -> str:
     """Return the page as Markdown, with the command that writes it to `target`. names: of tables and figures.
@@ -77,6 +80,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     options.page.parent.mkdir(parents=True, exist_ok=True)
     options.page.write_text(page(options.results, options.tables, options.page))
-    for figure in set(options.tables) - set(TABLES):
-        svg = picture(figure, report_inputs(load_reduced(options.results))[0])
-        figure_file(options.page, figure).write_text(svg)
+    if figures := set(options.tables) - set(TABLES):
+        inputs = report_inputs(load_reduced(options.results))[0]
+        for figure in figures:
+            figure_file(options.page, figure).write_text(picture(figure, inputs))

@@ -20,7 +20,7 @@ def epoch_time(inputs: ReportInputs) -> Reply | Missing:
     curve = curve[curve["sample_s"].notna()]
     curve = preferred(curve, "parallel", ("ddp", "none"))
     if curve["batch_per_gpu"].nunique() < 2:
-        ended = f" ({ends})" if (ends := _out_of_memory(inputs)) else ""
+        ended = f" (out of memory: {ends})" if (ends := _out_of_memory(inputs)) else ""
         return Missing(f"fewer than two batches ran on one rank{ended}", "--batch-per-gpu 32,128")
     curve = curve[curve["series"] == curve["series"].iloc[0]].sort_values("batch_per_gpu")
     rows = inputs.configurations.loc[curve["configuration"].astype(int)]
@@ -58,7 +58,7 @@ def epoch_time(inputs: ReportInputs) -> Reply | Missing:
 
 def _end_of_memory(inputs: ReportInputs) -> str:
     if ends := _out_of_memory(inputs):
-        return f" O{ends[1:]}."
+        return f" Out of memory: {ends}."
     largest = int(inputs.configurations["batch_per_gpu"].max())
     return f" No batch up to {number(largest, 0)} ran out of memory, so the end of memory was not reached."
 
@@ -73,7 +73,7 @@ def _out_of_memory(inputs: ReportInputs) -> str:
         sizes = sorted(group["world_size"].astype(int).unique())
         ranks = study_ranks(inputs)[int(max(sizes) > 1)]
         texts.append(f"{strategy} at batch {number(batch, 0)} on {join([str(size) for size in sizes])} {ranks}")
-    return f"out of memory: {join(texts)}" if texts else ""
+    return join(texts)
 
 
 def scaling_kind(inputs: ReportInputs) -> Reply | Missing:

@@ -165,7 +165,7 @@ def predicted(inputs: ReportInputs) -> Reply | Missing:
         numbers[name] = float(row["efficiency"])
     caveats = "; ".join(dict.fromkeys(text for text in rows["caveat"].dropna() if text))
     without = forecasts[forecasts["efficiency"].isna()]
-    reasons = {f"{fields[row['series']].get('model')} ({row['caveat']})": None for _, row in without.iterrows()}
+    reasons = dict.fromkeys(f"{fields[row['series']].get('model')} ({row['caveat']})" for _, row in without.iterrows())
     refused = f" Not predicted: {join(list(reasons))}." if reasons else ""
     return Reply(
         f"Predicted, not measured: the efficiency on {value_label('world_size', goal, study_ranks(inputs))} is "

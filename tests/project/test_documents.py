@@ -10,10 +10,9 @@ import pytest
 import typer
 import yaml
 
-from analysis.predict.inputs import report_inputs
-from analysis.read.results import load_reduced
 from analysis.report.sections import TABLES
 from scripts import command_reference, field_table, readme_pictures, study_page, table_reference
+from scripts.claims.sources import committed_inputs
 from study.scaling import app
 from tests.support.system import needs
 
@@ -121,17 +120,14 @@ def test_the_pictures_of_the_readme_are_those_of_the_committed_results() -> None
         assert (readme_pictures.FOLDER / name).read_text() == svg, "rerun: python -m scripts.readme_pictures"
 
 
-PAGE_COMMAND = re.compile(r"^This page: `python -m scripts.study_page (\S+) (\S+) ([^`]+)`$", re.M)
-
-
 def test_the_figures_of_study_pages_are_those_of_their_results() -> None:
     found = 0
     for page in (DOCS / "studies").glob("*.md"):
         text = page.read_text()
-        for results, _, names in PAGE_COMMAND.findall(text):
+        for results, _, names in study_page.COMMAND.findall(text):
             for name in set(names.split()) - set(TABLES):
                 file = study_page.figure_file(page, name)
-                svg = readme_pictures.picture(name, report_inputs(load_reduced(str(ROOT / results)))[0])
+                svg = readme_pictures.picture(name, committed_inputs(Path(results).name)[0])
                 assert file.read_text() == svg, f"write {page.name} again"
                 assert f"(../images/{file.name})" in text
                 found += 1

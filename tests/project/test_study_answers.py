@@ -12,7 +12,7 @@ from analysis.report.questions import questions
 from scripts.claims.sources import committed_inputs
 from scripts.study_answers import FOLDERS, FURTHER, RESULTS, section, study_answers
 from scripts.study_coverage import COLUMNS, ENVIRONMENT, coverage, graded, rows
-from scripts.study_page import page
+from scripts.study_page import COMMAND, page
 from study.studies.questions import QUESTIONS, asked
 from tests.support.frames import gpu_law, grid, write_results
 
@@ -45,9 +45,8 @@ def test_the_page_of_answers_has_each_question_with_an_answer_or_a_command(name:
 def pages_with_questions() -> dict[str, str]:
     """Return the results folder of each page whose study asks questions."""
     folders = {
-        file.stem: re.findall(r"^This page: `\S+ -m scripts\.study_page benchmarks/results/(\S+)", text, re.MULTILINE)
+        file.stem: [results.removeprefix("benchmarks/results/") for results, _, _ in COMMAND.findall(file.read_text())]
         for file in sorted(STUDIES.glob("*.md"))
-        for text in [file.read_text()]
     }
     return {
         name: found[0]

@@ -178,6 +178,11 @@ def test_a_cluster_that_fails_leaves_a_partial_report_and_one_line(
     assert "partial" in (tmp_path / "out/report/index.html").read_text().lower()
 
 
+def run_with_log(code: str, log: Path) -> "subprocess.CompletedProcess[str]":
+    """Run Python code with the path of a log as its argument."""
+    return subprocess.run([sys.executable, "-c", code, str(log)], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
 def test_the_output_of_ray_goes_to_a_file_and_that_of_the_study_to_stderr(tmp_path: Path) -> None:
     code = (
         "import logging, os, sys\nfrom pathlib import Path\n"
@@ -189,9 +194,7 @@ def test_the_output_of_ray_goes_to_a_file_and_that_of_the_study_to_stderr(tmp_pa
         "        print('progress', file=sys.stderr)\n"
         "    os.write(2, b'later\\n')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "ray.log")], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = run_with_log(code, tmp_path / "ray.log")
     assert done.stderr.splitlines() == ["progress", "later"]
     assert (tmp_path / "ray.log").read_text().splitlines() == ["native", "of Tune"]
 
@@ -212,9 +215,7 @@ def test_what_ray_prints_to_standard_output_when_a_server_dies_goes_to_its_file(
         "        time.sleep(0.1)\n"
         "    print('the report'); ray.shutdown()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "ray.log")], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = run_with_log(code, tmp_path / "ray.log")
     assert (done.stdout, done.returncode) == ("the report\n", 0)
     assert "Raylet is terminated" in (tmp_path / "ray.log").read_text()
 
